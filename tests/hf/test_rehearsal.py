@@ -173,6 +173,13 @@ def test_a_model_that_cannot_be_copied_is_said(tmp_path: Path, caplog: pytest.Lo
     assert "what is trained cannot be copied (TypeError: there is one of me)" in caplog.text
 
 
+def test_a_model_that_holds_a_dataset_is_not_copied() -> None:
+    model = torch.nn.Linear(2, 2)
+    model.rows = [[index] for index in range(200_000)]  # type: ignore[assignment]
+    with pytest.raises(rehearsal.NotRehearsed, match="holds more than 100,000 objects"):
+        rehearsal.copies({"model": model}, [])
+
+
 def test_a_copy_for_which_there_is_no_room_is_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

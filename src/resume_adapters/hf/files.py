@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -157,14 +157,13 @@ def verify(trainer: Any, files: CheckpointFiles) -> None:
             verify_equal(name.removesuffix(".pt"), read_native(file), thing.state_dict())
 
 
-def require_complete(trainer: Any, directory: Path) -> None:
-    """Refuse a save that lacks the file of something that lives.
+def require_complete(trainer: Any, directory: Path, wanted: Iterable[str]) -> None:
+    """Refuse a save that lacks files of what lives.
 
     Raises:
         UnsupportedSetting: naming the files.
     """
     storage = LocalStorage()
-    wanted = [*components(trainer), "trainer_state.json"]
     if lacking := [name for name in wanted if not storage.is_file(directory / name)]:
         raise UnsupportedSetting(
             f"{type(trainer).__name__} has saved no {', no '.join(lacking)}, so no resume could be exact: let its own "

@@ -32,7 +32,7 @@ from resume_adapters.core.state import safe_load
 from resume_adapters.core.state.stateful import ModuleBuffers, Stateful
 from resume_adapters.hf import files, observed
 from resume_adapters.hf.records import TrainerRankState
-from resume_adapters.hf.weights import ModelWeights
+from resume_adapters.hf.weights import ModelWeights, is_replaced
 from resume_adapters.integrations import accelerate_state
 from resume_adapters.integrations.deepspeed_engine import names
 from resume_adapters.integrations.trackers.checkpoints import reads_checkpoints
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 _DO_NOT_READ = ("transformers", "trl", "sentence_transformers")
 """Packages whose trainers do not read again what they save."""
+
+_LOADS = ("_load_from_checkpoint", "_load_optimizer_and_scheduler")  # seam: transformers 4.57 to 5.23
 
 _OF_STATE = (
     *("global_step", "epoch", "total_flos", "num_input_tokens_seen"),
@@ -170,7 +172,7 @@ class TrainerFramework(Framework):
         self._name_best(directory)
         self._saved = directory if self._is_whole else None
         if self._is_whole and self.trainer.args.should_save:
-            files.require_complete(self.trainer, directory)
+            files.require_complete(self.trainer, directory, [*files.components(self.trainer), "trainer_state.json"])
 
     @property
     def _is_whole(self) -> bool:
@@ -193,6 +195,8 @@ class TrainerFramework(Framework):
         if not self.trainer.args.should_save:
             return
         trainer = _copied(self.trainer)
+        if self.trainer.args.world_size > 1 and any(is_replaced(name, getattr(trainer, name)) for name in _LOADS):
+            raise NotRehearsed("the trainer loads in a way of its own, which may wait for other processes")
         self.weights.rehearse(trainer, context.reader)
         with safe_load.allowing(safe_load.data_classes()):
             trainer._load_optimizer_and_scheduler(str(context.path))  # seam: transformers 4.57 to 5.23
@@ -339,7 +343,7 @@ class TrainerFramework(Framework):
             NotRestored: naming the component and the first difference.
         """
         if self._is_whole and context.checkpoint.manifest is not None:
-            files.require_complete(self.trainer, context.path)
+            files.require_complete(self.trainer, context.path, ["optimizer.pt", "scheduler.pt"])
         if context.verify:
             files.verify(self.trainer, context.files)
         if self.is_sharded:

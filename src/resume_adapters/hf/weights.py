@@ -89,7 +89,7 @@ class ModelWeights:
         reason = ""
         try:
             native = functools.partial(trainer._load_from_checkpoint, str(reader.files.checkpoint))
-            own = type(trainer)._load_from_checkpoint is not Trainer._load_from_checkpoint
+            own = is_replaced("_load_from_checkpoint", trainer._load_from_checkpoint)
             ModelWeights(trainer).load(reader, native, has_own_loader=own, verify=False)
         except Exception as error:  # of any kind: a subclass loads in its own way
             reason = f" ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
@@ -181,6 +181,11 @@ class ModelWeights:
             named = {name: content[key] for name, key in keys.canonical(content).items()}
             content = _converted(pretrained, named, checkpoint)
         load_weights(model, content, checkpoint)
+
+
+def is_replaced(name: str, method: Any) -> bool:
+    """Return whether a subclass, or an attribute of the trainer, has replaced a method of the Trainer."""
+    return getattr(method, "__func__", None) is not getattr(Trainer, name)
 
 
 def has_adapters(model: Any) -> bool:

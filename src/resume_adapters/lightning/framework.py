@@ -194,11 +194,15 @@ class LightningFramework(Framework):
         trainer, module = self._trainer, self._trainer.lightning_module
         if self.saves_directories or strategies.is_sharded(trainer) or self.engine is not None:
             raise NotRehearsed("its state is spread over processes")
+        if self._ranks > 1 and _is_hooked(module):
+            raise NotRehearsed("a hook loads too, which may wait for other processes")
         if not trainer.is_global_zero:
             return
         schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
         live = {"module": module, "optimizer": trainer.optimizers, "scheduler": schedulers}
-        made = copies(live, [trainer, trainer.datamodule, *trainer.callbacks])
+        # seam: lightning 2.4-2.6; hyperparameters are objects of any kind, whose copying runs their code.
+        given = [getattr(each, name, None) for each in module.modules() for name in ("_hparams", "_hparams_initial")]
+        made = copies(live, [trainer, trainer.datamodule, *trainer.callbacks, *given])
         made["module"]._trainer = trainer  # seam: lightning 2.4-2.6; a copy of a module has none
         content = files.read(context.path, self.is_read)
         own_objects.give_back(content, self.own_objects, self._roots())
@@ -216,7 +220,7 @@ class LightningFramework(Framework):
         saved = content.get("current_model_state") or content["state_dict"]
         problem = module.load_state_dict(saved, strict=False)
         lost = [*lost_in(module, live), *(problem.missing_keys if module.strict_loading else ())]
-        if lost and any(each.on_load_checkpoint.__func__ is not _NO_HOOKS[1] for each in self._trainer.callbacks):
+        if lost and any(map(_is_hooked, self._trainer.callbacks)):
             raise NotRehearsed("a callback loads it too, and may reach what trains")
         if lost:
             raise UnsupportedSetting(
@@ -240,9 +244,9 @@ class LightningFramework(Framework):
         if key in files.HYPERPARAMETERS or place in self.own_objects:
             return False
         trainer = self._trainer
-        hooks = [each.on_load_checkpoint for each in (trainer.lightning_module, *trainer.callbacks)]
+        hooked = [trainer.lightning_module, *trainer.callbacks]
         states = [type(each).__qualname__ for each in (trainer.precision_plugin, trainer.datamodule)]
-        return key in (*_READ, *states) or any(getattr(each, "__func__", each) not in _NO_HOOKS for each in hooks)
+        return key in (*_READ, *states) or any(map(_is_hooked, hooked))
 
     @property
     def _reads_by_itself(self) -> bool:
@@ -441,6 +445,11 @@ class LightningFramework(Framework):
         """Undo what was wrapped in DeepSpeed's engine; ``callback`` undoes what is wrapped in the trainer."""
         if self.engine is not None:
             self.engine.close()
+
+
+def _is_hooked(each: Any) -> bool:
+    """Return whether somebody has written ``on_load_checkpoint()`` of a module or a callback."""
+    return getattr(each.on_load_checkpoint, "__func__", each.on_load_checkpoint) not in _NO_HOOKS
 
 
 def _fit_names(loaded: dict[str, Any], module: Any) -> None:

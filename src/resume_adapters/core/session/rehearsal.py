@@ -34,7 +34,7 @@ def copies(live: Mapping[str, Any], shared: Iterable[Any]) -> dict[str, Any]:
     """
     held = list(_flat(live))
     _require_memory(held)
-    memo: dict[int, Any] = {id(each): each for each in shared}
+    memo = _Memo({id(each): each for each in shared})
     for each in filter(_is_optimizer, held):
         memo[id(each.state)] = defaultdict(dict)
     try:
@@ -43,9 +43,24 @@ def copies(live: Mapping[str, Any], shared: Iterable[Any]) -> dict[str, Any]:
             other = memo[id(each)]
             for name in vars(each).keys() - vars(other).keys():
                 setattr(other, name, copy.deepcopy(vars(each)[name], memo))
+    except NotRehearsed:
+        raise
     except Exception as error:  # of any kind: it is the script's objects that are copied
         raise NotRehearsed(f"what is trained cannot be copied ({type(error).__name__}: {error})") from error
     return made
+
+
+class _Memo(dict[int, Any]):
+    """The copies so far, by the identities of the originals; not many: a module may hold a dataset."""
+
+    def __setitem__(self, identity: int, made: Any) -> None:
+        if len(self) >= _MOST:
+            raise NotRehearsed(f"what is trained holds more than {_MOST:,} objects")
+        super().__setitem__(identity, made)
+
+
+_MOST = 100_000
+"""Objects that are copied; it takes about a second."""
 
 
 def overwrite(tensors: Iterable[Any]) -> None:
