@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from resume_adapters.core.patching import overridden, replaced, wrapped
+from resume_adapters.core.patching import overridden, replaced, unchanged_copy, wrapped
 
 
 class Counter:
@@ -96,3 +96,21 @@ def test_a_function_that_an_object_had_is_pickled_as_any() -> None:
     owner.length = len
     with wrapped(owner, "length", lambda native, text: native(text) + 1):
         assert (owner.length("x"), pickle.loads(pickle.dumps(owner)).length("x")) == (2, 1)
+
+
+def test_an_unchanged_copy_has_the_methods_of_before_bound_to_itself() -> None:
+    class Greeter:
+        name = "one"
+
+        def greet(self) -> str:
+            return self.name
+
+    greeter = Greeter()
+    with (
+        overridden(greeter, "greet", lambda native: "changed"),
+        wrapped(greeter, "greet", lambda native: "changed again"),
+    ):
+        made = unchanged_copy(greeter)
+        made.name = "other"
+        assert made.greet() == "other"
+        assert greeter.greet() == "changed again"

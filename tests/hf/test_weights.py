@@ -51,7 +51,7 @@ def trainer_of(model: Any, directory: Path, kind: type[Trainer] = Trainer) -> Tr
 def saved(model: Any, checkpoint: Path) -> CheckpointReader:
     """Save a model as a checkpoint, with what the adapter adds to it; return its reader."""
     model.save_pretrained(checkpoint)
-    digests = ModelWeights(trainer_of(model, checkpoint.parent)).digests(checkpoint)
+    digests = ModelWeights(trainer_of(model, checkpoint.parent)).beside_files(checkpoint)
     storage = LocalStorage()
     if digests is not None:
         (checkpoint / "resume").mkdir()
@@ -129,7 +129,7 @@ def test_a_trainer_of_its_own_format_loads_and_is_verified(tmp_path: Path, loads
     checkpoint.mkdir()
     model, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
     torch.save(model.state_dict(), checkpoint / "own.pt")
-    digests = ModelWeights(trainer_of(model, tmp_path, OwnLoader)).digests(checkpoint)
+    digests = ModelWeights(trainer_of(model, tmp_path, OwnLoader)).beside_files(checkpoint)
     (checkpoint / "resume").mkdir()
     write_part(LocalStorage().write, checkpoint / "resume", LIVE_WEIGHTS, digests)
     reader = CheckpointReader(LocalStorage(), Checkpoint(checkpoint, 1, None), 0)

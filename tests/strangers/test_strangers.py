@@ -48,3 +48,11 @@ def test_killed_three_times_it_ends_as_undisturbed(name: str, tmp_path: Path) ->
 def test_sharded_over_two_processes(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STATE_DICT_TYPE", kind)
     ends_as_undisturbed(HERE / "scripts" / "fsdp.py", tmp_path, seed=17, ranks=2)
+
+
+@pytest.mark.parametrize("kind", ["transformers", "two", "prefix", "MLP", "LSTM"])
+def test_adapters(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of some peft saves a part, of others what it computes of them, and transformers loads none of its own."""
+    pytest.importorskip("peft")
+    monkeypatch.setenv("ADAPTER", kind)
+    ends_as_undisturbed(HERE / "scripts" / "adapters.py", tmp_path, seed=17)

@@ -174,6 +174,10 @@ class AccelerateFramework(LoopFramework):
         """Return what there is to know to copy a save."""
         return StagingOptions(stage, writers=((accelerate.utils.other, "safe_save_file"),))  # seam: accelerate 1.6-1.15
 
+    def rehearse(self, context: RestoreContext) -> None:
+        """Load a save into copies; see :meth:`Strategy.rehearse`."""
+        self._strategy.rehearse(context)
+
     def loaded_files(self, directory: Path) -> list[Path]:
         """Return the states of optimizers and schedulers, and weights in torch's own format."""
         return files.loaded(directory)

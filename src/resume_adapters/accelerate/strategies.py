@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,10 @@ from resume_adapters.core.patching import wrapped
 from resume_adapters.core.ranks import current_world_size
 from resume_adapters.core.requirements import is_older, refuse
 from resume_adapters.core.session.context import RestoreContext
+from resume_adapters.core.session.rehearsal import NotRehearsed, copies, overwrite
 from resume_adapters.core.state.records import Record
 from resume_adapters.core.state.stateful import ModuleBuffers, Stateful
+from resume_adapters.core.state.weights import updated
 from resume_adapters.errors import UnsupportedSetting
 from resume_adapters.integrations.deepspeed_engine.rank_state import EngineRankState
 
@@ -85,18 +87,42 @@ class ReplicatedStrategy(Strategy):
 
     def load(self, context: RestoreContext) -> None:
         """Load models, optimizers and schedulers, calling the hooks that ``load_state`` calls, and verify them."""
-        for index, model in enumerate(self.call_load_hooks(self.models, context.path)):
-            context.load_weights(model, read_weight_files([files.weights(context.files, index)]))
-        for index, optimizer in enumerate(self.optimizers):
-            saved = files.pickled(context.files, "optimizer", index)
-            load_verified(context, component_name("optimizer", index), optimizer, saved)
+        self._load_models(context, self.call_load_hooks(self.models, context.path))
+        self._load_each(context, "optimizer", self.optimizers)
         self.load_schedulers(context)
         self._replicas.expect(context)
+
+    def rehearse(self, context: RestoreContext) -> None:
+        """Load models, optimizers and schedulers into copies, and verify them."""
+        if self.accelerator._load_model_state_pre_hook:  # seam: accelerate 1.15
+            raise NotRehearsed("hooks of the script load it, and may reach what trains")
+        if not self.accelerator.is_main_process:
+            return
+        live = {"models": self.models, "optimizers": self.optimizers, "schedulers": self.schedulers}
+        held = (getattr(each, name, None) for each in [*self.optimizers, *self.schedulers] for name in _OF_ACCELERATOR)
+        made = copies(live, [self.accelerator, *held])
+        for model in made["models"]:
+            overwrite(updated(model).values())
+        self._load_models(context, made["models"])
+        self._load_each(context, "optimizer", made["optimizers"])
+        self._load_each(context, "scheduler", made["schedulers"])
+
+    def _load_models(self, context: RestoreContext, models: Iterable[Any]) -> None:
+        for index, model in enumerate(models):
+            context.load_weights(model, read_weight_files([files.weights(context.files, index)]))
+
+    def _load_each(self, context: RestoreContext, kind: str, things: Iterable[Any]) -> None:
+        for index, each in enumerate(things):
+            load_verified(context, component_name(kind, index), each, files.pickled(context.files, kind, index))
 
     def close(self) -> None:
         """Remove what was hooked into optimizers and ``LocalSGD``."""
         super().close()
         self._local.close()
+
+
+_OF_ACCELERATOR = ("accelerator_state", "gradient_state")
+"""What a prepared optimizer or scheduler holds of the accelerator."""
 
 
 class LocalSteps:

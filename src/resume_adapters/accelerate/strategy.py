@@ -11,6 +11,7 @@ from resume_adapters.accelerate import files
 from resume_adapters.accelerate.schedules import replay, steps_each
 from resume_adapters.core.loop.observed import in_places
 from resume_adapters.core.session.context import RestoreContext
+from resume_adapters.core.session.rehearsal import NotRehearsed
 from resume_adapters.core.state import keys
 from resume_adapters.core.state.comparison import verify_equal
 from resume_adapters.core.state.records import Record
@@ -101,6 +102,14 @@ class Strategy:
     def load(self, context: RestoreContext) -> None:
         """Load models, optimizers and schedulers, and verify them."""
         raise NotImplementedError
+
+    def rehearse(self, context: RestoreContext) -> None:
+        """Load a save into copies, and verify them; where the state is sharded, say that this is not done.
+
+        Raises:
+            NotRehearsed: it is.
+        """
+        raise NotRehearsed("its state is spread over processes")
 
     def call_load_hooks(self, models: Iterable[Any], path: Path) -> list[Any]:
         """Call the hooks that ``load_state`` calls; return the models that they left to be loaded."""

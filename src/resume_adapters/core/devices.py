@@ -200,6 +200,14 @@ _PORTABLE = 1
 """The flag of ``cudaHostRegister`` by which the memory is pinned for every device."""
 
 
+def free_bytes(kind: str) -> int | None:
+    """Return the memory that is free on the current device of a kind; ``None`` where it does not say."""
+    import torch
+
+    ask = getattr(torch.get_device_module(kind), "mem_get_info", None)
+    return None if ask is None else int(ask()[0])
+
+
 def pin(address: int, size: int, device: Any) -> Callable[[], object] | None:
     """Pin memory of the host, so that a device copies into it while the host goes on.
 

@@ -90,3 +90,22 @@ class _Override(functools.partial[Any]):
 
     def __reduce__(self) -> Any:
         return _reduced(self.args[-1])
+
+
+def unchanged_copy(owner: Any) -> Any:
+    """Return a shallow copy of an object whose methods are as they were before :func:`overridden` and :func:`wrapped`.
+
+    Those that the object had of its own are bound to the copy.
+    """
+    made = copy.copy(owner)
+    for name, value in list(vars(made).items()):
+        former = value
+        while isinstance(former, _Wrapper | _Override):
+            former = former._former if isinstance(former, _Wrapper) else former.args[-1]
+        if former is value:
+            continue
+        delattr(made, name)
+        function = getattr(former, "__func__", former)
+        if getattr(type(owner), name, None) is not function:
+            setattr(made, name, types.MethodType(function, made) if hasattr(former, "__self__") else former)
+    return made

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,12 @@ from resume_adapters.core.checkpoint.validity import ForeignDetector, ForeignSte
 from resume_adapters.core.state.comparison import verify_equal
 from resume_adapters.core.state.stateful import Stateful, StatefulGroup, is_stateful
 from resume_adapters.core.storage.local import LocalStorage
-from resume_adapters.errors import CheckpointDamaged
+from resume_adapters.errors import CheckpointDamaged, UnsupportedSetting
 from resume_adapters.integrations.deepspeed_engine import names
 
 _NAME = re.compile(r"checkpoint-(\d+)")
 _RNG = re.compile(r"rng_state(?:_(\d+))?\.pth")
 _WHOLE = ("model.safetensors", "pytorch_model.bin", "adapter_model.safetensors", "adapter_model.bin")
-_ADAPTER = "adapter_model.safetensors"
 _LOADED_BY_NAME = ("optimizer.pt", "optimizer.bin", "scheduler.pt", "scaler.pt")
 """What the trainer loads where it lies in a checkpoint."""
 _INDEX = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
@@ -138,65 +136,39 @@ def _state_files(files: CheckpointFiles) -> list[Path]:
     return [*found, files.require("optimizer.pt"), files.require("scheduler.pt")]
 
 
+def components(trainer: Any) -> dict[str, Any]:
+    """Return what lives beside the model, by the name of the file in which the trainer saves it."""
+    found = {
+        "optimizer.pt": trainer.optimizer,
+        "scheduler.pt": trainer.lr_scheduler,
+        "scaler.pt": trainer.accelerator.scaler,
+    }
+    return {name: each for name, each in found.items() if each is not None}
+
+
 def verify(trainer: Any, files: CheckpointFiles) -> None:
-    """Compare optimizer, schedule, scaler and adapters with what the checkpoint holds, bit for bit.
+    """Compare optimizer, schedule and scaler with what the checkpoint holds, bit for bit.
 
     Raises:
         NotRestored: naming the component and the first difference.
     """
-    live = {"optimizer": trainer.optimizer, "scheduler": trainer.lr_scheduler, "scaler": trainer.accelerator.scaler}
-    names = {"optimizer": "optimizer.pt", "scheduler": "scheduler.pt", "scaler": "scaler.pt"}
-    for component, thing in live.items():
-        file = files.find(names[component])
-        if thing is not None and file is not None:
-            verify_equal(component, read_native(file), thing.state_dict())
-    cut = cut_adapters(trainer, files)
-    if cut:
-        whole, live = whole_adapters(trainer, files), trainer.model.state_dict()
-        verify_equal("model", whole, {name: live[name] for name in whole})
-        return
-    adapter = files.find(_ADAPTER)
-    if adapter is not None and is_peft_model(trainer.model):
-        from peft import get_peft_model_state_dict
-        from safetensors.torch import load_file
-
-        verify_equal("model", load_file(adapter), dict(get_peft_model_state_dict(trainer.model)))
+    for name, thing in components(trainer).items():
+        if (file := files.find(name)) is not None:
+            verify_equal(name.removesuffix(".pt"), read_native(file), thing.state_dict())
 
 
-def cut_adapters(trainer: Any, files: CheckpointFiles) -> dict[str, Any]:
-    """Return the tensors of adapters that peft has saved in another shape than the model's, by their names in memory.
+def require_complete(trainer: Any, directory: Path, wanted: Iterable[str]) -> None:
+    """Refuse a save that lacks files of what lives.
 
-    AdaLoRA saves the ranks that it has not pruned, and trains tensors of all ranks: peft does not load the file into
-    a model that begins.
+    Raises:
+        UnsupportedSetting: naming the files.
     """
-    live = trainer.model.state_dict() if files.find(_ADAPTER) is not None else {}
-    return {name: each for name, each in _adapters(trainer, files).items() if each.shape != live[name].shape}
-
-
-def whole_adapters(trainer: Any, files: CheckpointFiles) -> dict[str, Any]:
-    """Return the tensors of adapters that peft has saved as they are, by their names in memory."""
-    live = trainer.model.state_dict()
-    return {name: each for name, each in _adapters(trainer, files).items() if each.shape == live[name].shape}
-
-
-def _adapters(trainer: Any, files: CheckpointFiles) -> dict[str, Any]:
-    """Return the tensors of adapters that were saved, by their names in memory, which have that of the adapter."""
-    file = files.find(_ADAPTER)
-    if file is None or not is_peft_model(trainer.model):
-        return {}
-    from safetensors.torch import load_file
-
-    saved = load_file(file)
-    inner = f".{getattr(trainer.model, '_orig_mod', trainer.model).active_adapter}"
-    return {
-        name: saved[name.replace(inner, "")] for name in trainer.model.state_dict() if name.replace(inner, "") in saved
-    }
-
-
-def is_peft_model(model: Any) -> bool:
-    """Return whether peft has made a model, compiled or not."""
-    peft = sys.modules.get("peft")
-    return peft is not None and isinstance(getattr(model, "_orig_mod", model), peft.PeftModel)
+    storage = LocalStorage()
+    if lacking := [name for name in wanted if not storage.is_file(directory / name)]:
+        raise UnsupportedSetting(
+            f"{type(trainer).__name__} has saved no {', no '.join(lacking)}, so no resume could be exact: let its own "
+            "_save_checkpoint() and _save_optimizer_and_scheduler() also call the Trainer's, by super()"
+        )
 
 
 def loaded(directory: Path) -> list[Path]:

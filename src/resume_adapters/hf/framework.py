@@ -19,19 +19,20 @@ from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.checkpoint.validity import ForeignDetector
 from resume_adapters.core.choices import Stage
 from resume_adapters.core.observed.walk import Subjects
-from resume_adapters.core.patching import replaced, wrapped
+from resume_adapters.core.patching import replaced, unchanged_copy, wrapped
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.saving.readers import own_methods
 from resume_adapters.core.saving.staging import StagingOptions
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.framework import Framework, FrameworkFacts
 from resume_adapters.core.session.options import OptionsCallback
+from resume_adapters.core.session.rehearsal import NotRehearsed, copies
 from resume_adapters.core.session.settings import LaunchSettings
 from resume_adapters.core.state import safe_load
 from resume_adapters.core.state.stateful import ModuleBuffers, Stateful
 from resume_adapters.hf import files, observed
 from resume_adapters.hf.records import TrainerRankState
-from resume_adapters.hf.weights import ModelWeights
+from resume_adapters.hf.weights import ModelWeights, is_replaced
 from resume_adapters.integrations import accelerate_state
 from resume_adapters.integrations.deepspeed_engine import names
 from resume_adapters.integrations.trackers.checkpoints import reads_checkpoints
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 _DO_NOT_READ = ("transformers", "trl", "sentence_transformers")
 """Packages whose trainers do not read again what they save."""
 
+_LOADS = ("_load_from_checkpoint", "_load_optimizer_and_scheduler")  # seam: transformers 4.57 to 5.23
+
 _OF_STATE = (
     *("global_step", "epoch", "total_flos", "num_input_tokens_seen"),
     *("best_metric", "best_global_step", "best_model_checkpoint"),
@@ -52,12 +55,7 @@ _OF_STATE = (
 
 
 class TrainerFramework(Framework):
-    """A trainer's side of a session.
-
-    Attributes:
-        weight_digests: the digests of the weights that were saved last, by their names in memory; ``None`` where the
-            files say it all.
-    """
+    """A trainer's side of a session."""
 
     def __init__(self, trainer: Any) -> None:
         args = trainer.args
@@ -79,7 +77,7 @@ class TrainerFramework(Framework):
         self.engine: EngineState | None = None
         self.weights = ModelWeights(trainer)
         self.is_sharded = bool(trainer.is_fsdp_enabled)  # by FSDP2: the trainer saves and loads it
-        self.weight_digests: dict[str, str] | None = None
+        self._saved: Path | None = None
         self.foreign = files.ForeignCheckpoints(
             args.world_size, None if stage is None else _of_engine(args.world_size, stage)
         )
@@ -172,8 +170,39 @@ class TrainerFramework(Framework):
             stack.enter_context(accelerate_state.asking_once_for_deepspeed())
             self._native()
         self._name_best(directory)
-        is_whole = self.engine is None and not self.is_sharded
-        self.weight_digests = self.weights.digests(directory) if is_whole else None
+        self._saved = directory if self._is_whole else None
+        if self._is_whole and self.trainer.args.should_save:
+            files.require_complete(self.trainer, directory, [*files.components(self.trainer), "trainer_state.json"])
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether one process has all of the state, and the trainer's own files hold it."""
+        return self.engine is None and not self.is_sharded
+
+    def beside_files(self) -> dict[str, Any] | None:
+        """Return what the checkpoint that was saved last needs beside its files; see :class:`ModelWeights`."""
+        return None if self._saved is None else self.weights.beside_files(self._saved)
+
+    def rehearse(self, context: RestoreContext) -> None:
+        """Load weights, optimizer, schedule and scaler into copies, by a copy of the trainer.
+
+        Raises:
+            NotRehearsed: no copies can be made, or the state is spread over processes.
+            NotRestored: one of them does not come back.
+        """
+        if not self._is_whole:
+            raise NotRehearsed("its state is spread over processes")
+        if not self.trainer.args.should_save:
+            return
+        trainer = _copied(self.trainer)
+        if self.trainer.args.world_size > 1 and any(is_replaced(name, getattr(trainer, name)) for name in _LOADS):
+            raise NotRehearsed("the trainer loads in a way of its own, which may wait for other processes")
+        self.weights.rehearse(trainer, context.reader)
+        with safe_load.allowing(safe_load.data_classes()):
+            trainer._load_optimizer_and_scheduler(str(context.path))  # seam: transformers 4.57 to 5.23
+            if hasattr(trainer, "_load_scaler"):
+                trainer._load_scaler(str(context.path))  # seam: transformers 4.57 to 5.23
+        files.verify(trainer, context.files)
 
     def loaded_files(self, directory: Path) -> list[Path]:
         """Return the states of optimizer, schedule and scaler, and weights in torch's own format."""
@@ -308,11 +337,13 @@ class TrainerFramework(Framework):
             load(reader, native, has_own_loader=has_own_loader, verify=verify, has_trained=True)
 
     def verify(self, context: RestoreContext) -> None:
-        """Compare optimizer, schedule, scaler and adapters with what the checkpoint holds.
+        """Compare optimizer, schedule and scaler with what the checkpoint holds.
 
         Raises:
             NotRestored: naming the component and the first difference.
         """
+        if self._is_whole and context.checkpoint.manifest is not None:
+            files.require_complete(self.trainer, context.path, ["optimizer.pt", "scheduler.pt"])
         if context.verify:
             files.verify(self.trainer, context.files)
         if self.is_sharded:
@@ -350,6 +381,22 @@ class TrainerFramework(Framework):
         self._observed.close()
         if self.engine is not None:
             self.engine.close()
+
+
+def _copied(trainer: Any) -> Any:
+    """Return a copy of a trainer as no session has changed it, with copies of what it trains.
+
+    Raises:
+        NotRehearsed: that cannot be copied.
+    """
+    made, accelerator = unchanged_copy(trainer), unchanged_copy(trainer.accelerator)
+    live = {"model": trainer.model, "optimizer": trainer.optimizer, "lr_scheduler": trainer.lr_scheduler}
+    states = [getattr(trainer.optimizer, name, None) for name in ("accelerator_state", "gradient_state")]
+    shared = [trainer, trainer.args, trainer.accelerator, trainer.callback_handler, trainer.train_dataset, *states]
+    found = copies({**live, "scaler": trainer.accelerator.scaler}, shared)
+    accelerator.scaler = found.pop("scaler")
+    vars(made).update(found, model_wrapped=found["model"], accelerator=accelerator)
+    return made
 
 
 def _of_engine(world_size: int, stage: int) -> ForeignDetector:

@@ -10,7 +10,6 @@ from transformers.trainer_callback import ExportableState, TrainerControl
 from resume_adapters.core.observed.walk import Subjects
 from resume_adapters.core.session.settings import LaunchSettings, read_settings
 from resume_adapters.core.state.stateful import is_stateful
-from resume_adapters.hf.files import is_peft_model
 
 IGNORED = {
     "*.config": "save_pretrained() writes into the configuration of a model",
@@ -53,33 +52,12 @@ def subjects(trainer: Any) -> Subjects:
     return Subjects(
         roots={name: root for name, root in roots.items() if root is not None and not _is_of_datasets(root)},
         captured=captured,
-        unsaved=_beside_adapters(trainer),
         ignored=IGNORED,
         foreign=FOREIGN,
         read_ahead=frozenset(("eval_dataset",)),
         trained=trained,
         cleared=[] if trainer.is_deepspeed_enabled else trained,  # the engine keeps buffers for gradients there
     )
-
-
-def _beside_adapters(trainer: Any) -> list[Any]:
-    """Return what the trainer does not save of a model with adapters: other weights that are trained, and buffers.
-
-    A head that the script has unfrozen is among them, and so are the running statistics of a batch norm. DeepSpeed and
-    FSDP save a model in another way.
-    """
-    if not is_peft_model(trainer.model) or trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
-        return []
-    from peft import get_peft_model_state_dict
-
-    model = getattr(trainer.model, "_orig_mod", trainer.model)
-    saved: set[tuple[int, Any]] = set()
-    for adapter in model.peft_config:
-        # Without the embeddings: peft would ask the hub whether they have changed.
-        state = get_peft_model_state_dict(model, adapter_name=adapter, save_embedding_layers=False)
-        saved.update((each.data_ptr(), each.shape) for each in state.values())
-    tensors = [*(each for each in model.parameters() if each.requires_grad), *model.buffers()]
-    return [each for each in tensors if (each.data_ptr(), each.shape) not in saved]
 
 
 def _is_of_datasets(root: Any) -> bool:

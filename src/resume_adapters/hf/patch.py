@@ -16,6 +16,7 @@ from resume_adapters.errors import UnsupportedSetting
 from resume_adapters.hf.callback import ResumeCallback
 from resume_adapters.hf.session import TrainerSession
 from resume_adapters.hf.unedited import CallbackOfEnvironment
+from resume_adapters.hf.weights import is_replaced
 
 if hasattr(Trainer, "_run_epoch"):  # seam: transformers 5.3 to 5.23
     from resume_adapters.hf.loop import LoopSeams
@@ -46,7 +47,7 @@ class TrainerSeams:
         self, native: Callable[..., None], checkpoint: str, *args: Any, **kwargs: Any
     ) -> None:
         self.session.load_from_checkpoint(
-            checkpoint, lambda: native(checkpoint, *args), has_own_loader=_is_replaced("_load_from_checkpoint", native)
+            checkpoint, lambda: native(checkpoint, *args), has_own_loader=is_replaced("_load_from_checkpoint", native)
         )
 
     def _load_optimizer_and_scheduler(  # seam: transformers 4.57 to 5.23
@@ -68,7 +69,7 @@ class TrainerSeams:
         return loss
 
     def _load_best_model(self, native: Callable[[], None]) -> None:  # seam: transformers 4.57 to 5.23
-        session, own = self.session, _is_replaced("_load_best_model", native)
+        session, own = self.session, is_replaced("_load_best_model", native)
         session.framework.load_best(session.run, native, has_own_loader=own, verify=session.session.options.verify)
 
     def _load_rng_state(  # seam: transformers 4.57 to 5.23
@@ -105,11 +106,6 @@ class TrainerSeams:
         trainer = self.trainer
         self.write_now()
         trainer.control = trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
-
-
-def _is_replaced(name: str, method: Any) -> bool:
-    """Return whether a subclass, or an attribute of the trainer, has replaced a method of the Trainer."""
-    return getattr(method, "__func__", None) is not getattr(Trainer, name)
 
 
 _OF_TRACE = ("training_step",)

@@ -431,9 +431,9 @@ class TrainerSession:
         )
 
     def parts(self) -> dict[str, Stateful]:
-        """Return the digests of the weights, where the trainer saves them under other names."""
-        digests = self.framework.weight_digests
-        return {} if digests is None else {LIVE_WEIGHTS: StaticState(digests)}
+        """Return what of the weights the trainer's files do not bring back, and digests of what they have otherwise."""
+        beside = self.framework.beside_files()
+        return {} if beside is None else {LIVE_WEIGHTS: StaticState(beside)}
 
     def facts(self) -> CheckpointFacts:
         """Return what the manifest says of this checkpoint."""

@@ -2,29 +2,36 @@
 
 transformers 5 saves many models under other names than they have in memory, and some tensors cut or transposed: one
 file serves all of its versions. A subclass of the Trainer may have a format of its own. So what the first save of a
-launch writes is compared with the model. Where the two differ, each checkpoint gets the digests of the live tensors by
-their names in memory, and a resume is verified against these, whatever has loaded the files.
+launch writes is compared with the model, and loaded back. Where the two differ, each checkpoint gets the digests of the
+live tensors by their names in memory, and a resume is verified against these, whatever has loaded the files. Tensors
+that the files do not bring back are kept beside them. So are adapters: peft saves some of their tensors cut, computed
+or not at all, and its loading changes which of them train.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, Trainer
 
 from resume_adapters.core.checkpoint.files import CheckpointFiles
 from resume_adapters.core.checkpoint.native_files import read_weight_files
 from resume_adapters.core.checkpoint.parts import CheckpointReader
-from resume_adapters.core.observed.when import TENSORS
+from resume_adapters.core.log import logger
+from resume_adapters.core.session.rehearsal import overwrite
 from resume_adapters.core.state import keys, rng
 from resume_adapters.core.state.weights import (
     are_saved_as_they_are,
     have_names_of,
     load_weights,
+    lost_in,
+    updated,
     verify_digests,
     verify_weights,
     weight_digests,
@@ -34,7 +41,7 @@ from resume_adapters.errors import StateMismatch
 from resume_adapters.hf import files
 
 LIVE_WEIGHTS = "live_weights"
-"""The part with the digests of the live tensors."""
+"""The part with the live tensors that the files do not bring back, and with the digests of others."""
 
 
 class ModelWeights:
@@ -43,23 +50,60 @@ class ModelWeights:
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._saved_as_they_are: bool | None = None
+        self._lost: set[str] = set()
 
-    def digests(self, directory: Path) -> dict[str, str] | None:
-        """Return the digests of the live tensors; ``None`` where the files hold the same under the same names.
-
-        Adapters of peft are compared by what peft says is their state.
+    def beside_files(self, directory: Path) -> dict[str, Any] | None:
+        """Return what a checkpoint must hold beside the files: live tensors, and digests of others.
 
         Args:
             directory: where the trainer has just saved its files.
+
+        Returns:
+            Tensors and digests by name; ``None`` where the files hold the same tensors under the same names.
         """
         if not self._trainer.args.should_save:
             return None
         model = self._trainer.model
+        if has_adapters(model):
+            return dict(updated(model))
         if self._saved_as_they_are is None:
             found = files.weights(CheckpointFiles(LocalStorage(), directory, None))
-            is_adapter = not found and files.is_peft_model(model)
-            self._saved_as_they_are = is_adapter or are_saved_as_they_are(read_weight_files(found), model.state_dict())
-        return None if self._saved_as_they_are else weight_digests(model.state_dict())
+            self._saved_as_they_are = are_saved_as_they_are(read_weight_files(found), model.state_dict())
+        if self._saved_as_they_are and not self._lost:
+            return None
+        live = updated(model)
+        kept = {name: live[name] for name in live if name in self._lost}
+        return {**weight_digests({name: live[name] for name in live if name not in kept}), **kept}
+
+    def rehearse(self, trainer: Any, reader: CheckpointReader) -> None:
+        """Load what was just saved into the copy of the model that a copy of the trainer has; keep what is lost.
+
+        Args:
+            trainer: the copy, as no session has changed it.
+            reader: reads what was saved.
+        """
+        live = updated(self._trainer.model)
+        if has_adapters(self._trainer.model):
+            return
+        overwrite(updated(trainer.model).values())
+        reason = ""
+        try:
+            native = functools.partial(trainer._load_from_checkpoint, str(reader.files.checkpoint))
+            own = is_replaced("_load_from_checkpoint", trainer._load_from_checkpoint)
+            ModelWeights(trainer).load(reader, native, has_own_loader=own, verify=False)
+        except Exception as error:  # of any kind: a subclass loads in its own way
+            reason = f" ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
+        self._lost = {*live} if reason else {*lost_in(trainer.model, live)}
+        if self._lost:
+            logger.info(
+                "%d of the model's %d tensors do not come back from the files that %s saves%s: each checkpoint holds "
+                "them beside those files, %s first.",
+                len(self._lost),
+                len(live),
+                type(self._trainer).__name__,
+                reason,
+                min(self._lost),
+            )
 
     def load(
         self,
@@ -76,7 +120,7 @@ class ModelWeights:
             reader: reads the checkpoint.
             native: the trainer's own way to load them.
             has_own_loader: a subclass of the Trainer has replaced that way.
-            has_trained: the model has trained, so that peft knows of it what it has saved of its adapters.
+            has_trained: the model has trained, and gets its best weights as a bare trainer loads them.
             verify: compare what was loaded with what was saved.
 
         Raises:
@@ -84,26 +128,46 @@ class ModelWeights:
             NotRestored: a tensor is not what it was when it was saved.
         """
         model, checkpoint = self._trainer.model, reader.files.checkpoint
+        beside = {} if has_trained and has_adapters(model) else reader.part(LIVE_WEIGHTS) or {}
+        kept = {name: each for name, each in beside.items() if isinstance(each, torch.Tensor)}
+        live = updated(model)
+        if not kept or not live.keys() <= kept.keys():
+            self._load_files(reader, native, has_own_loader=has_own_loader, is_proved=bool(beside), verify=verify)
+        with torch.no_grad():
+            for name in live.keys() & kept.keys():
+                live[name].copy_(kept[name])
+        if beside and verify:
+            verify_digests({**beside, **weight_digests(kept)}, model.state_dict(), checkpoint)
+
+    def _load_files(
+        self,
+        reader: CheckpointReader,
+        native: Callable[[], None],
+        *,
+        has_own_loader: bool,
+        is_proved: bool,
+        verify: bool,
+    ) -> None:
+        """Load the trainer's files.
+
+        Args:
+            is_proved: their tensors may have other names than the model's, and are verified otherwise.
+        """
+        model, checkpoint = self._trainer.model, reader.files.checkpoint
         weight_files = files.weights(reader.files)
         files.require_named(reader.files, with_adapters=has_own_loader or not weight_files)
-        digests = reader.part(LIVE_WEIGHTS)
         if has_own_loader or not weight_files:  # adapters: only peft knows under which names they are saved
-            cut = {} if has_own_loader or has_trained else files.cut_adapters(self._trainer, reader.files)
-            observed = _observed(reader) if cut else {}
-            if cut and cut.keys() <= observed.keys():
-                whole = files.whole_adapters(self._trainer, reader.files)
-                model.load_state_dict({**whole, **{name: observed[name] for name in cut}}, strict=False)
-            else:
-                native()
+            trains = {name: each.requires_grad for name, each in model.named_parameters()}
+            native()
+            for name, each in model.named_parameters():
+                each.requires_grad_(trains.get(name, each.requires_grad))
         content = read_weight_files(weight_files)
-        if digests is None and have_names_of(content, model.state_dict()):
+        if not is_proved and have_names_of(content, model.state_dict()):
             load_weights(model, content, checkpoint)
             if verify:
                 verify_weights(model, content, checkpoint)
         elif content and not has_own_loader:
             self._convert(content, checkpoint)
-        if digests is not None and verify:
-            verify_digests(digests, model.state_dict(), checkpoint)
 
     def _convert(self, content: dict[str, Any], checkpoint: Path) -> None:
         """Load weights through ``from_pretrained``, which reverses what ``save_pretrained`` does to names and tensors.
@@ -119,9 +183,16 @@ class ModelWeights:
         load_weights(model, content, checkpoint)
 
 
-def _observed(reader: CheckpointReader) -> dict[str, Any]:
-    """Return the model's tensors that are observed state, by their names in memory."""
-    return {name.removeprefix("model."): each for name, each in (reader.part(TENSORS) or {}).items()}
+def is_replaced(name: str, method: Any) -> bool:
+    """Return whether a subclass, or an attribute of the trainer, has replaced a method of the Trainer."""
+    return getattr(method, "__func__", None) is not getattr(Trainer, name)
+
+
+def has_adapters(model: Any) -> bool:
+    """Return whether the trainer saves adapters of a model alone: peft has made it, or transformers has by peft."""
+    peft, inner = sys.modules.get("peft"), getattr(model, "_orig_mod", model)
+    is_of_peft = peft is not None and isinstance(inner, peft.PeftModel)
+    return is_of_peft or getattr(inner, "_hf_peft_config_loaded", False)  # seam: transformers 4.57 to 5.23
 
 
 def _converted(model: PreTrainedModel, content: dict[str, Any], checkpoint: Path) -> dict[str, Any]:

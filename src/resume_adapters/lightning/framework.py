@@ -25,11 +25,14 @@ from resume_adapters.core.saving.staging import StagingOptions
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.framework import Framework, FrameworkFacts
 from resume_adapters.core.session.loaders import missing_lines
+from resume_adapters.core.session.rehearsal import NotRehearsed, copies, overwrite
 from resume_adapters.core.session.rescale import Schedules
 from resume_adapters.core.session.settings import LaunchSettings
+from resume_adapters.core.state import keys
+from resume_adapters.core.state.comparison import verify_equal
 from resume_adapters.core.state.stateful import Stateful
-from resume_adapters.core.state.weights import match_weights
-from resume_adapters.errors import CheckpointDamaged, NotSerialisable
+from resume_adapters.core.state.weights import lost_in, updated
+from resume_adapters.errors import CheckpointDamaged, NotSerialisable, UnsupportedSetting
 from resume_adapters.integrations.deepspeed_engine.names import owner
 from resume_adapters.integrations.lightning_files import writing_directly
 from resume_adapters.integrations.trackers.checkpoints import reads_checkpoints
@@ -180,6 +183,52 @@ class LightningFramework(Framework):
         if isinstance(plugin, ResumeCheckpointIO):
             plugin.raise_error()
 
+    def rehearse(self, context: RestoreContext) -> None:
+        """Load module, optimizers and schedules into copies, as Lightning does, and verify them.
+
+        Raises:
+            NotRehearsed: no copies can be made, the state is spread over processes, or a callback loads it too.
+            UnsupportedSetting: tensors that are trained do not come back.
+            NotRestored: an optimizer or a schedule does not.
+        """
+        trainer, module = self._trainer, self._trainer.lightning_module
+        if self.saves_directories or strategies.is_sharded(trainer) or self.engine is not None:
+            raise NotRehearsed("its state is spread over processes")
+        if self._ranks > 1 and _is_hooked(module):
+            raise NotRehearsed("a hook loads too, which may wait for other processes")
+        if not trainer.is_global_zero:
+            return
+        schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
+        live = {"module": module, "optimizer": trainer.optimizers, "scheduler": schedulers}
+        # seam: lightning 2.4-2.6; hyperparameters are objects of any kind, whose copying runs their code.
+        given = [getattr(each, name, None) for each in module.modules() for name in ("_hparams", "_hparams_initial")]
+        made = copies(live, [trainer, trainer.datamodule, *trainer.callbacks, *given])
+        made["module"]._trainer = trainer  # seam: lightning 2.4-2.6; a copy of a module has none
+        content = files.read(context.path, self.is_read)
+        own_objects.give_back(content, self.own_objects, self._roots())
+        self._rehearse_module(made["module"], content)
+        for kind, key in (("optimizer", "optimizer_states"), ("scheduler", "lr_schedulers")):
+            for each, saved in zip(made[kind], content[key], strict=True):
+                each.load_state_dict(saved)
+                verify_equal(kind, saved, each.state_dict())
+
+    def _rehearse_module(self, module: Any, content: dict[str, Any]) -> None:
+        live = updated(self._trainer.lightning_module)
+        overwrite(updated(module).values())
+        _fit_names(content, module)
+        module.on_load_checkpoint(content)
+        saved = content.get("current_model_state") or content["state_dict"]
+        problem = module.load_state_dict(saved, strict=False)
+        lost = [*lost_in(module, live), *(problem.missing_keys if module.strict_loading else ())]
+        if lost and any(map(_is_hooked, self._trainer.callbacks)):
+            raise NotRehearsed("a callback loads it too, and may reach what trains")
+        if lost:
+            raise UnsupportedSetting(
+                f"{len(lost)} of the tensors of {type(module).__name__} do not come back from what it saves, {lost[0]} "
+                "first: on_save_checkpoint() may leave them out, or load_state_dict() change them. Save what is "
+                "trained; what is frozen may be left out with strict_loading=False"
+            )
+
     def loaded_files(self, directory: Path) -> Iterable[Path]:
         """Return the checkpoint, where it is a file; of a sharded one what Lightning puts beside the shards."""
         return [each for each in (directory, directory / _BESIDE_SHARDS) if each.is_file()]
@@ -195,9 +244,9 @@ class LightningFramework(Framework):
         if key in files.HYPERPARAMETERS or place in self.own_objects:
             return False
         trainer = self._trainer
-        hooks = [each.on_load_checkpoint for each in (trainer.lightning_module, *trainer.callbacks)]
+        hooked = [trainer.lightning_module, *trainer.callbacks]
         states = [type(each).__qualname__ for each in (trainer.precision_plugin, trainer.datamodule)]
-        return key in (*_READ, *states) or any(getattr(each, "__func__", each) not in _NO_HOOKS for each in hooks)
+        return key in (*_READ, *states) or any(map(_is_hooked, hooked))
 
     @property
     def _reads_by_itself(self) -> bool:
@@ -360,10 +409,7 @@ class LightningFramework(Framework):
             precision.convert_module(module)  # the strategy will, but after the weights are compared
         if self.engine is None:
             context.require_architecture(self.state_dict())
-        for name in ("state_dict", "current_model_state"):
-            if loaded.get(name):
-                matched = match_weights(loaded[name], module.state_dict(), context.path)
-                loaded[name] = {key: loaded[name][saved] for key, saved in matched.items()}
+        _fit_names(loaded, module)
 
     def _fit_directories(self, context: RestoreContext, loaded: dict[str, Any]) -> None:
         """Give the paths in each ModelCheckpoint's state the run directory's present name."""
@@ -399,6 +445,19 @@ class LightningFramework(Framework):
         """Undo what was wrapped in DeepSpeed's engine; ``callback`` undoes what is wrapped in the trainer."""
         if self.engine is not None:
             self.engine.close()
+
+
+def _is_hooked(each: Any) -> bool:
+    """Return whether somebody has written ``on_load_checkpoint()`` of a module or a callback."""
+    return getattr(each.on_load_checkpoint, "__func__", each.on_load_checkpoint) not in _NO_HOOKS
+
+
+def _fit_names(loaded: dict[str, Any], module: Any) -> None:
+    """Give loaded weights the keys of a module, where it has them; Lightning refuses others, if it is to be strict."""
+    for name in ("state_dict", "current_model_state"):
+        if saved := loaded.get(name):
+            live = {each: key for key, each in keys.match(saved, module.state_dict()).saved_by_live.items()}
+            loaded[name] = {live.get(key, key): each for key, each in saved.items()}
 
 
 def _own_saves(trainer: Any) -> list[str]:

@@ -64,3 +64,20 @@ def test_equal_states_have_no_difference(make: Callable[[], Any]) -> None:
 def test_a_numpy_number_stands_for_pythons() -> None:
     assert first_difference(0.5, np.float64(0.5)) is None
     assert first_difference(np.int64(3), 3) is None
+
+
+def test_an_object_is_what_it_holds() -> None:
+    """A script may trust a class of its own; what is loaded is another object of it."""
+
+    class Projector:
+        def __init__(self, value: float) -> None:
+            self.matrix = torch.full((2,), value)
+
+    assert first_difference({"a": Projector(1.0)}, {"a": Projector(1.0)}) is None
+    assert (first_difference({"a": Projector(1.0)}, {"a": Projector(2.0)}) or "").startswith("a.matrix: ")
+    assert first_difference({"a": math.sqrt}, {"a": math.floor}) is not None
+    assert first_difference({"a": Projector}, {"a": Another}) is not None
+
+
+class Another:
+    pass

@@ -74,28 +74,19 @@ def read_native(file: Path) -> dict[str, Any]:
     return found
 
 
-class LoadableFiles:
-    """Refuses files of the first save of a training call that could not be loaded again without running code."""
+def require_loadable(files: Iterable[Path], is_read: Callable[[str], bool]) -> None:
+    """Refuse files that could not be loaded again without running code.
 
-    def __init__(self) -> None:
-        self._are_checked = False
+    Args:
+        files: what a resume would load.
+        is_read: returns whether a resume reads what is at a place; elsewhere objects of any class may be.
 
-    def require(self, files: Iterable[Path], is_read: Callable[[str], bool]) -> None:
-        """Check the files that a resume would load, once.
-
-        Args:
-            files: those.
-            is_read: returns whether a resume reads what is at a place; elsewhere objects of any class may be.
-
-        Raises:
-            NotSerialisable: naming what is in one of them, and where.
-        """
-        if self._are_checked:
-            return
-        for file in files:
-            if zipfile.is_zipfile(file):  # torch.save's older format does not list what it holds
-                _require_data(file, is_read)
-        self._are_checked = True
+    Raises:
+        NotSerialisable: naming what is in one of them, and where.
+    """
+    for file in files:
+        if zipfile.is_zipfile(file):  # torch.save's older format does not list what it holds
+            _require_data(file, is_read)
 
 
 def _require_data(file: Path, is_read: Callable[[str], bool]) -> None:

@@ -96,6 +96,9 @@ class LoopFramework(Framework):
 
     # ---- Saving
 
+    def rehearse(self, context: RestoreContext) -> None:
+        """Prove nothing: what this package loads by itself is what it has saved."""
+
     def is_read(self, place: str) -> bool:
         """Return that a resume reads all of those files."""
         return True

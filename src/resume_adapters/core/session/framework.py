@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.checkpoint.validity import ForeignDetector
@@ -20,6 +20,9 @@ from resume_adapters.core.saving.staging import StagingOptions
 from resume_adapters.core.session.records import RankState
 from resume_adapters.core.session.settings import LaunchSettings
 from resume_adapters.core.state.stateful import Stateful
+
+if TYPE_CHECKING:
+    from resume_adapters.core.session.context import RestoreContext
 
 
 class Trackers(Protocol):
@@ -86,6 +89,16 @@ class Framework(Protocol):
 
     def save(self, directory: Path) -> None:
         """Write the framework's own files into a pending checkpoint. Every rank calls it."""
+
+    def rehearse(self, context: RestoreContext) -> None:
+        """Load the save that was just written as a resume would, into copies, and compare them with what lives.
+
+        A process that does not hold the files may return at once: it must not wait for others.
+
+        Raises:
+            NotRehearsed: no copies can be made, or the state is spread over processes.
+            ResumeError: a component does not come back; the message says why, and what to do.
+        """
 
     def loaded_files(self, directory: Path) -> Iterable[Path]:
         """Return the files of a pending checkpoint that a resume reads with ``torch.load``."""

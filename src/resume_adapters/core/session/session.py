@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from resume_adapters.core.checkpoint.checkpoint import Checkpoint
 from resume_adapters.core.checkpoint.manifest import Manifest, PartEntry, finite_metrics
-from resume_adapters.core.checkpoint.native_files import LoadableFiles
+from resume_adapters.core.checkpoint.native_files import require_loadable
 from resume_adapters.core.checkpoint.writer import CallContent, Captured
 from resume_adapters.core.log import logger
 from resume_adapters.core.observed.paths import is_module
@@ -35,10 +36,12 @@ from resume_adapters.core.session.loaders import LoaderRestorer
 from resume_adapters.core.session.messages import PartEntries, log_missing
 from resume_adapters.core.session.options import ResumeOptions
 from resume_adapters.core.session.records import SHARD_DIGESTS, LaunchState, OrderDigest, RankState, data_cursor
+from resume_adapters.core.session.rehearsal import NotRehearsed
 from resume_adapters.core.session.rescale import Rescale
 from resume_adapters.core.session.restore import Restorer
 from resume_adapters.core.session.settings import SettingsComparison, of_launch
 from resume_adapters.core.session.trace import StepTrace
+from resume_adapters.core.state import rng
 from resume_adapters.core.state.constants import CONSTANTS, Constants
 from resume_adapters.core.state.ddp_buckets import hook_states
 from resume_adapters.core.state.rng import capture_with, restore_with
@@ -107,7 +110,7 @@ class Session:
         self.observed = ObservedState(self.subjects, framework.about.registers)
         self._has_loaded_observed = False
         self.constants = Constants()
-        self._loadable = LoadableFiles()
+        self._is_rehearsed = False
         self._architecture: dict[str, str] | None = None
         self._forms: dict[str, Any] = {}
         attempt = running_attempt()
@@ -360,6 +363,7 @@ class Session:
         Raises:
             UnsupportedSetting: the model's tensors have changed their names, dtypes or shapes.
             NotSerialisable: a file holds what would have to run code to be loaded.
+            ResumeError: what was written cannot be loaded back, or is not what was saved.
         """
         self.require_same_architecture()
         try:
@@ -370,7 +374,10 @@ class Session:
             if self.held is not None:  # the others may wait for this rank within the framework's save
                 self.held.attempt.fail(error)
             raise
-        self.require_loadable(directory)
+        if not self._is_rehearsed and not self._is_left:
+            self.require_loadable(directory)
+            self._rehearse(directory)
+            self._is_rehearsed = True
 
     def _capture(self, loop: TrainingLoop, name: str) -> Captured:
         """Return what a checkpoint holds beside the framework's files."""
@@ -463,7 +470,27 @@ class Session:
             for file in framework.loaded_files(directory)
             if framework.owner_of(Path(file.name) if file == directory else file.relative_to(directory)) == rank
         )
-        self._loadable.require(own, framework.is_read)
+        require_loadable(own, framework.is_read)
+
+    def _rehearse(self, directory: Path) -> None:
+        """Load the first save of a launch back; nothing of that may reach the training."""
+        before = rng.capture()
+        try:
+            if self.options.verify:
+                self.framework.rehearse(self.restorer.read(Checkpoint(directory, 0, None)))
+        except NotRehearsed as reason:
+            if self.run.ranks.rank == 0:
+                logger.info("The first save is not loaded back to prove it: %s.", reason)
+        except (ResumeError, OSError):
+            raise
+        except Exception as error:  # of any kind: a copy may lack what only the original has
+            logger.warning(
+                "The first save could not be loaded back into copies (%s: %s): a resume may fail likewise.",
+                type(error).__name__,
+                error,
+            )
+        finally:
+            rng.restore(before)
 
     def shard_digests(self) -> ShardDigests:
         """Return the digests of what is sharded; of what the save under way copies, they are computed from the copy."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -45,8 +46,17 @@ def _differences(saved: Any, live: Any, where: str) -> Iterator[str]:
     elif isinstance(saved, float) and isinstance(live, float):
         if saved.hex() != live.hex():
             yield f"{here}: saved {saved!r}, restored {live!r}"
+    elif type(saved) is type(live) and _is_known_by_content(saved):
+        yield from _differences(vars(saved), vars(live), where)
     elif _kind(saved) != _kind(live) or saved != live:
         yield f"{here}: saved {saved!r}, restored {live!r}"
+
+
+def _is_known_by_content(value: Any) -> bool:
+    """Return whether an object equals no other by itself; one that a script trusts is loaded as another."""
+    compares: Any = type(value).__eq__
+    is_plain = compares is object.__eq__ or dataclasses.is_dataclass(value)
+    return is_plain and hasattr(value, "__dict__") and not hasattr(value, "__qualname__")
 
 
 def _kind(value: Any) -> type:

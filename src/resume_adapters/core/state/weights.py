@@ -98,18 +98,7 @@ def load_weights(module: torch.nn.Module, saved: dict[str, torch.Tensor], checkp
     Raises:
         StateMismatch: keys are missing (other than of tied weights, of which one is saved) or unexpected.
     """
-    live = module.state_dict()
-    matched = match_weights(saved, live, checkpoint)
-    module.load_state_dict({key: saved[name] for key, name in matched.items()}, strict=False)
-
-
-def match_weights(saved: dict[str, Any], live: dict[str, torch.Tensor], checkpoint: Path) -> dict[str, str]:
-    """Pair the saved keys with the live ones.
-
-    Raises:
-        StateMismatch: keys are missing (other than of tied weights) or unexpected.
-    """
-    found, missing = _pair(saved, live)
+    found, missing = _pair(saved, module.state_dict())
     if missing or found.unexpected:
         raise StateMismatch(
             f"the weights of {checkpoint.name} do not fit the model: {_listed('missing', missing)}"
@@ -117,7 +106,29 @@ def match_weights(saved: dict[str, Any], live: dict[str, torch.Tensor], checkpoi
             "Build the model as it was when it was saved",
             path=checkpoint,
         )
-    return found.saved_by_live
+    module.load_state_dict({key: saved[name] for key, name in found.saved_by_live.items()}, strict=False)
+
+
+def updated(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return the parameters that train and the buffers of a state dict, each once, by name without wrapper prefixes."""
+    live, found = module.state_dict(keep_vars=True), dict[str, Any]()
+    left = {id(each) for each in [*module.buffers(), *(one for one in module.parameters() if one.requires_grad)]}
+    for name, key in keys.canonical(live).items():
+        if id(live[key]) in left:  # a quantised module saves further tensors, which hold what is frozen
+            left.remove(id(live[key]))
+            found[name] = live[key].detach()
+    return found
+
+
+def lost_in(module: torch.nn.Module, expected: Mapping[str, torch.Tensor]) -> list[str]:
+    """Return the names of tensors that a module lacks, or has with other bits.
+
+    Args:
+        expected: what :func:`updated` returned of another one.
+    """
+    live = module.state_dict()
+    found = {name: live[key] for name, key in keys.canonical(live).items()}
+    return [name for name, each in expected.items() if name not in found or not same_bits(each, found[name])]
 
 
 def have_names_of(saved: dict[str, Any], live: dict[str, torch.Tensor]) -> bool:
@@ -145,13 +156,13 @@ def _pair(saved: dict[str, Any], live: dict[str, torch.Tensor]) -> tuple[keys.Ma
 
 
 def verify_weights(module: torch.nn.Module, saved: dict[str, torch.Tensor], checkpoint: Path) -> None:
-    """Compare a module's weights with the saved ones, bit for bit.
+    """Compare a module's weights with the saved ones of their names, bit for bit.
 
     Raises:
         NotRestored: a tensor differs; the message names the first one.
     """
     live = module.state_dict()
-    for key, name in match_weights(saved, live, checkpoint).items():
+    for key, name in keys.match(saved, live).saved_by_live.items():
         if not same_bits(saved[name], live[key]):
             raise NotRestored(
                 f"model: {key} differs from {name} of {checkpoint.name} after loading (saved {saved[name].dtype} "

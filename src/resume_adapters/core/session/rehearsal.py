@@ -1,0 +1,115 @@
+"""The first save of a launch is loaded back at once, as a resume would load it: into copies of what is trained.
+
+What does not come back is known then, and not after the kill. The copies are gone when it is compared; the training is
+not touched.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from resume_adapters.core import devices
+from resume_adapters.core.saving.available_memory import available_memory
+from resume_adapters.core.storage.local import LocalStorage
+
+
+class NotRehearsed(Exception):
+    """A save cannot be rehearsed, and the reason; it may be right all the same."""
+
+
+def copies(live: Mapping[str, Any], shared: Iterable[Any]) -> dict[str, Any]:
+    """Return copies of modules, optimizers, schedules and scalers, which refer to each other as the originals do.
+
+    The state of an optimizer is left out, as that of a new one is.
+
+    Args:
+        live: those; a value may be a list of some, or ``None``.
+        shared: what they may refer to that is not copied, such as the trainer.
+
+    Raises:
+        NotRehearsed: they cannot be copied, or the copies do not fit into half of the free memory.
+    """
+    held = list(_flat(live))
+    _require_memory(held)
+    memo = _Memo({id(each): each for each in shared})
+    for each in filter(_is_optimizer, held):
+        memo[id(each.state)] = defaultdict(dict)
+    try:
+        made = {name: copy.deepcopy(each, memo) for name, each in live.items()}
+        for each in filter(_is_optimizer, held):  # torch copies no further attributes of an optimizer
+            other = memo[id(each)]
+            for name in vars(each).keys() - vars(other).keys():
+                setattr(other, name, copy.deepcopy(vars(each)[name], memo))
+    except NotRehearsed:
+        raise
+    except Exception as error:  # of any kind: it is the script's objects that are copied
+        raise NotRehearsed(f"what is trained cannot be copied ({type(error).__name__}: {error})") from error
+    return made
+
+
+class _Memo(dict[int, Any]):
+    """The copies so far, by the identities of the originals; not many: a module may hold a dataset."""
+
+    def __setitem__(self, identity: int, made: Any) -> None:
+        if len(self) >= _MOST:
+            raise NotRehearsed(f"what is trained holds more than {_MOST:,} objects")
+        super().__setitem__(identity, made)
+
+
+_MOST = 100_000
+"""Objects that are copied; it takes about a second."""
+
+
+def overwrite(tensors: Iterable[Any]) -> None:
+    """Fill tensors of copies with what no training leaves in them, so that only a load can bring the content back.
+
+    Raises:
+        NotRehearsed: a tensor has no plain memory.
+    """
+    try:
+        for each in tensors:
+            each.untyped_storage().fill_(_FILL)
+    except Exception as error:  # of any kind: a tensor may be of the script's own class
+        raise NotRehearsed(f"a {type(error).__name__} while a copy was overwritten: {error}") from error
+
+
+_FILL = 0xA5
+"""Neither zero, one, nor a number that a model begins with, in any dtype."""
+
+
+def _require_memory(held: Iterable[Any]) -> None:
+    """Raise where copies of these would not fit into half of the free memory of each device."""
+    sizes: dict[str, int] = {}
+    for each in {(each.device.type, each.data_ptr()): each for each in _tensors(held)}.values():
+        sizes[each.device.type] = sizes.get(each.device.type, 0) + each.nbytes
+    for kind, size in sizes.items():
+        free = available_memory(LocalStorage()) if kind == "cpu" else devices.free_bytes(kind)
+        if free is None:
+            raise NotRehearsed(f"{kind} does not say how much memory is free")
+        if size > free // 2:
+            raise NotRehearsed(f"a copy of {size / 1e6:,.0f} MB does not fit into half of the memory left on {kind}")
+
+
+def _tensors(held: Iterable[Any]) -> Iterator[Any]:
+    for each in held:
+        if hasattr(each, "named_buffers"):
+            yield from each.parameters()
+            yield from each.buffers()
+        elif _is_optimizer(each):
+            for state in each.state.values():
+                yield from (value for value in state.values() if hasattr(value, "data_ptr"))
+
+
+def _flat(live: Mapping[str, Any]) -> Iterator[Any]:
+    for each in live.values():
+        for one in each if isinstance(each, list) else [each]:
+            yield one
+            if (inner := getattr(one, "optimizer", None)) is not None and _is_optimizer(one):
+                yield inner
+
+
+def _is_optimizer(value: Any) -> bool:
+    return hasattr(value, "param_groups") and hasattr(value, "state")

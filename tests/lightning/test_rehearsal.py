@@ -1,0 +1,97 @@
+"""The first save of a launch is loaded back: what a module's hooks leave out is refused there, or is not needed."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch.utils.data import DataLoader
+
+from resume_adapters.errors import UnsupportedSetting
+from resume_adapters.lightning import ResumeCallback
+
+import fits
+from fits import Interrupted
+
+DATA = torch.rand(8, 1, generator=torch.Generator().manual_seed(1))
+
+
+class Tuned(fits.Line):
+    """Trains a layer on a frozen one; saves what ``dropped`` does not name."""
+
+    def __init__(self, interrupted_at: int | None, dropped: str, *, adds_it_again: bool = False) -> None:
+        super().__init__(interrupted_at)
+        torch.manual_seed(0)
+        self.backbone = torch.nn.Linear(1, 1).requires_grad_(False)
+        self.layer = torch.nn.Linear(1, 1)
+        self.dropped, self.adds_it_again = dropped, adds_it_again
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        return super().training_step(self.backbone(batch), batch_idx)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        saved = checkpoint["state_dict"]
+        checkpoint["state_dict"] = {name: each for name, each in saved.items() if not name.startswith(self.dropped)}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if self.adds_it_again:
+            missing = {name: each for name, each in self.state_dict().items() if name.startswith(self.dropped)}
+            checkpoint["state_dict"].update(missing)
+
+
+def fit(directory: Path, module: Tuned, *callbacks: pl.Callback) -> Tuned:
+    saving = ModelCheckpoint(dirpath=directory, every_n_train_steps=2, save_top_k=-1)
+    fits.trainer_of(saving, *callbacks, max_epochs=3).fit(module, DataLoader(DATA, batch_size=2))
+    return module
+
+
+@pytest.mark.parametrize("adds_it_again", [False, True], ids=["not-strict", "added-again"])
+def test_frozen_weights_may_be_left_out(adds_it_again: bool, tmp_path: Path) -> None:
+    def module(interrupted_at: int | None = None) -> Tuned:
+        made = Tuned(interrupted_at, "backbone.", adds_it_again=adds_it_again)
+        made.strict_loading = adds_it_again
+        return made
+
+    bare = fit(tmp_path / "bare", module())
+    for step in (3, 7):
+        with pytest.raises(Interrupted):
+            fit(tmp_path / "run", module(step), ResumeCallback())
+    resumed = fit(tmp_path / "run", module(), ResumeCallback())
+    assert resumed.global_step == 12
+    assert all(torch.equal(value, resumed.state_dict()[name]) for name, value in bare.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("dropped", "strict", "name"),
+    [("layer.", False, r"layer\.weight"), ("backbone.", True, r"backbone\.weight")],
+    ids=["trained", "frozen-but-strict"],
+)
+def test_weights_that_do_not_come_back_are_refused_at_the_save(
+    dropped: str, strict: bool, name: str, tmp_path: Path
+) -> None:
+    module = Tuned(None, dropped)
+    module.strict_loading = strict
+    with pytest.raises(UnsupportedSetting, match=rf"2 of the tensors of Tuned do not come back .* {name} first"):
+        fit(tmp_path, module, ResumeCallback())
+    assert module.global_step == 2
+
+
+def test_the_training_is_not_touched(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Draws(Tuned):
+        def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            torch.rand(1)
+            self.eval().requires_grad_(False)
+
+        def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+            return super().training_step(batch + torch.rand(1), batch_idx)
+
+    bare = fit(tmp_path / "bare", Draws(None, "nothing"))
+    with caplog.at_level(logging.INFO):
+        module = fit(tmp_path / "run", Draws(None, "nothing"), ResumeCallback())
+    assert all(torch.equal(value, module.state_dict()[name]) for name, value in bare.state_dict().items())
+    assert "loaded back" not in caplog.text
