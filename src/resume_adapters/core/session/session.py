@@ -39,7 +39,7 @@ from resume_adapters.core.session.rescale import Rescale
 from resume_adapters.core.session.restore import Restorer
 from resume_adapters.core.session.settings import SettingsComparison, of_launch
 from resume_adapters.core.session.trace import StepTrace
-from resume_adapters.core.state.constants import CONSTANTS, Constants
+from resume_adapters.core.state.constants import CONSTANTS, Constants, left_out
 from resume_adapters.core.state.ddp_buckets import hook_states
 from resume_adapters.core.state.rng import capture_with, restore_with
 from resume_adapters.core.state.sharded_digest import ShardDigests
@@ -221,8 +221,13 @@ class Session:
             subjects,
             roots=roots,
             captured=[*subjects.captured, *parts, *held],
+            unsaved=[*subjects.unsaved, *self._left_out],
             unnamed=[*subjects.unnamed, *self.loaders.missing()],
         )
+
+    @functools.cached_property
+    def _left_out(self) -> list[Any]:
+        return left_out(self.framework.modules())
 
     # ---- Training
 
@@ -246,6 +251,7 @@ class Session:
         """
         if self.trace is not None:
             self.trace.end_step(step, epoch)
+        self.observed.end_step()
         self.restorer.log_resumed()  # a loop that iterates itself has not begun its step here
         if self._is_left:
             return GO_ON  # this step is held, and then the attempt is left
@@ -577,6 +583,7 @@ class Session:
             self.held.end()
         with contextlib.ExitStack() as stack:
             stack.callback(self.loaders.close)
+            stack.callback(self.observed.close)
             stack.callback(self.restorer.close)
             stack.callback(self.framework.trackers.close)
             stack.callback(self.framework.close)
