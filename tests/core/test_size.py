@@ -23,7 +23,7 @@ BUDGETS = {
     "core/run": 1200,
     "core/run_directory": 1020,
     "core/saving": 770,
-    "core/session": 1930,
+    "core/session": 1960,
     "core/state": 1750,
     "core/stop": 380,
     "core/storage": 480,

@@ -321,6 +321,10 @@ class ObservedState:
     def _name(self, path: Path, kind: str, why: str = _NOT_DATA, part: str = "observed") -> None:
         self._missing[path] = Entry(part, "missing", f"{path}, a {kind}, {why.format(self._registers)}")
 
+    def add_missing(self, part: str, note: str) -> None:
+        """Name what a resume will lack, with the part that it belongs to."""
+        self._missing[Path(note)] = Entry(part, "missing", note)
+
     def capture(self) -> list[ObservedLeaf]:
         """Return what is observed, as data; what the checkpoint held, before :meth:`begin`."""
         if not self.has_begun or self._held is not None:

@@ -345,6 +345,8 @@ class Session:
         """
         self._load_observed()
         self.observed.before_save()
+        for note in self.settings.regrouped():
+            self.observed.add_missing("optimizer", note)
         content = CallContent(self.write_files, functools.partial(self._capture, loop, name), self.framework.owner_of)
         self._beat()
         is_last = self.stopping or self._is_ending
