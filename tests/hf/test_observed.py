@@ -41,7 +41,7 @@ def test_weights_that_the_optimizer_updates_beside_those_of_the_model_are_known(
     trainer = Trainer(model=torch.nn.Linear(2, 2), args=TrainingArguments(str(tmp_path), report_to=[], use_cpu=True))
     trainer.create_optimizer().add_param_group({"params": head.parameters()})
     subjects = observed.subjects(trainer)
-    for tensors in (subjects.trained, subjects.cleared):
+    for tensors in (subjects.trained, subjects.stepped):
         assert {id(each) for each in head.parameters()} <= {id(each) for each in tensors}
 
 

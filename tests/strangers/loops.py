@@ -75,7 +75,7 @@ def run(
         ranks: processes.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    paths = os.pathsep.join([str(HERE), str(HERE.parent)])
+    paths = os.pathsep.join(filter(None, [str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
     environment |= {"STRANGERS_ADAPTER": "1" if adapted else "", "STRANGERS_KILL": kill or ""}
     environment = reaching(environment) if adapted else environment  # the switch of scripts with Lightning

@@ -109,3 +109,22 @@ def test_an_example_of_deepspeed(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("stage", [2, 3])
 def test_an_engine_with_a_json_file_on_two_processes(stage: int, tmp_path: Path) -> None:
     ends_as_without(HERE / "scripts" / "deepspeed_json.py", tmp_path, 18, str(stage), ranks=2)
+
+
+HABITS = {
+    "every_other": ("torch", "accelerate", "fabric", "lightning"),
+    "attributes": ("torch", "trainer", "lightning"),
+    "schedule": ("torch", "trainer", "lightning"),
+    "hidden": ("torch", "trainer", "lightning"),
+    "layerwise": ("trainer", "lightning"),
+    "frozen": ("trainer",),
+    "lazy": ("torch", "trainer", "lightning"),
+}
+"""What a step of a training uses beside what its framework saves, and the frameworks in which it is tried."""
+
+
+@needs("transformers")
+@needs("lightning")
+@pytest.mark.parametrize(("habit", "name"), [(habit, name) for habit, names in HABITS.items() for name in names])
+def test_a_habit_of_a_training(habit: str, name: str, tmp_path: Path) -> None:
+    ends_as_without(HERE / "scripts" / "habits.py", tmp_path, 18, name, habit)

@@ -56,7 +56,7 @@ def subjects(trainer: Any) -> Subjects:
         foreign=FOREIGN,
         read_ahead=frozenset(("eval_dataset",)),
         trained=trained,
-        cleared=[] if trainer.is_deepspeed_enabled else trained,  # the engine keeps buffers for gradients there
+        stepped=[] if trainer.is_deepspeed_enabled else trained,  # the engine keeps buffers for gradients there
     )
 
 

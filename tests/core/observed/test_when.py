@@ -220,7 +220,7 @@ def test_the_first_step_after_a_failure_is_not_looked_at_and_two_later_ones_are(
     trainer: Any = Trainer()
     trainer.head = torch.nn.Linear(2, 2)
     walks: list[int] = []
-    subjects = Subjects({"trainer": trainer}, cleared=list(trainer.head.parameters()))
+    subjects = Subjects({"trainer": trainer}, stepped=list(trainer.head.parameters()))
     state = ObservedState(lambda: walks.append(0) or subjects, "register")  # type: ignore[func-returns-value]
     state.before_hold(compares=True)
     state.begin()
@@ -293,10 +293,10 @@ def test_a_module_that_an_optimizer_updates_is_captured_before_its_first_update(
     assert {str(each.path) for each in state.capture()} == expected
 
 
-def test_a_gradient_that_is_left_where_all_are_cleared_is_captured_while_it_is_there(tmp_path: Path) -> None:
+def test_a_gradient_that_is_left_is_captured_while_it_is_there(tmp_path: Path) -> None:
     def held(saved: Any = None) -> tuple[torch.nn.Linear, ObservedState]:
         head = torch.nn.Linear(2, 2)
-        return head, observing(Trainer(), saved, cleared=list(head.parameters()))
+        return head, observing(Trainer(), saved, stepped=list(head.parameters()))
 
     head, state = held()
     for _ in range(3):
@@ -320,10 +320,10 @@ def test_a_gradient_that_is_left_where_all_are_cleared_is_captured_while_it_is_t
 
 def test_a_gradient_that_does_not_fit_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     first, other = torch.nn.Linear(2, 2), torch.nn.Linear(3, 3)
-    state = observing(Trainer(), cleared=list(first.parameters()))
+    state = observing(Trainer(), stepped=list(first.parameters()))
     first.weight.grad = torch.ones(2, 2)
     state.before_save()
-    observing(Trainer(), through_disk(state, tmp_path), cleared=list(other.parameters()))
+    observing(Trainer(), through_disk(state, tmp_path), stepped=list(other.parameters()))
     assert "Not restored: optimizer.params[0].grad (RuntimeError" in caplog.text
     assert other.weight.grad is None
 

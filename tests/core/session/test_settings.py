@@ -279,3 +279,22 @@ def test_an_optimizer_whose_parameters_have_moved_is_refused() -> None:
     older = settings("abc")
     older.optimizers[0].order = []
     SettingsComparison(lambda: settings("acb")).begin(older, "checkpoint-5")
+
+
+def test_groups_that_are_added_on_the_way_are_named_at_the_save_and_refused_by_their_sizes() -> None:
+    layers = [torch.nn.Linear(2, 2) for _ in range(2)]
+    optimizer = torch.optim.SGD(layers[0].parameters(), lr=0.1)
+    comparison = SettingsComparison(lambda: read_settings({}, [optimizer], modules=layers))
+    comparison.begin()
+    assert comparison.regrouped() == []
+    optimizer.add_param_group({"params": list(layers[1].parameters())})
+    (said,) = comparison.regrouped()
+    assert said.startswith("SGD has groups of 2 and 2 parameters, where SGD had 2 at the start: ")
+    saved = comparison.in_force()
+    again = SettingsComparison(lambda: read_settings({}, [torch.optim.SGD(layers[0].parameters(), lr=0.1)]))
+    with pytest.raises(StateMismatch, match=r"4 parameters in the optimizer, this launch has 2.*Make all"):
+        again.begin(saved, "step-5")
+    every = [each for layer in layers for each in layer.parameters()]
+    other = SettingsComparison(lambda: read_settings({}, [torch.optim.SGD(every, lr=0.1)]))
+    with pytest.raises(StateMismatch, match="groups of 2 and 2 parameters in the optimizer, this launch has 4: "):
+        other.begin(saved, "step-5")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from resume_adapters.core.state.constants import Constants, is_captured
+from resume_adapters.core.state.constants import Constants, is_captured, left_out
 from resume_adapters.errors import NotRestored
 
 CHECKPOINT = Path("checkpoint-5")
@@ -83,3 +83,12 @@ def test_tensors_that_have_no_bytes_of_their_own_are_passed_over() -> None:
             self.register_buffer("nothing", torch.empty(0), persistent=False)
 
     assert begun(Odd()).capture([Odd()]) == {"digests": {}, "tensors": {}}
+
+
+def test_a_trained_parameter_that_a_hook_takes_out_of_the_state_dict_is_found() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2, bias=False))
+    model[1].weight = model[0].weight
+    assert left_out([model]) == []
+    model.register_parameter("hidden", torch.nn.Parameter(torch.ones(2)))
+    model.register_state_dict_post_hook(lambda _module, state, *_: state.__delitem__("hidden"))
+    assert [each is model.hidden for each in left_out([model])] == [True]

@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from resume_adapters.core.dataloader.instrument import TrackedIterator
 from resume_adapters.core.observed.instances import subclasses
+from resume_adapters.core.observed.optimizers import is_within
 from resume_adapters.core.patching import replaced
 from resume_adapters.errors import UnsupportedSetting
 
@@ -126,7 +127,7 @@ class LoopGuard:
         name = type(optimizer).__name__
         saved = [*trained.optimizers, *self._parts.values()]
         is_known = any(each is optimizer for each in saved)
-        if not is_known and not _is_within(optimizer, saved):
+        if not is_known and not is_within(optimizer, saved):
             return (
                 f"an optimizer that is not saved has stepped, {name} of {_count(optimizer)} tensors: after a resume it "
                 f"would start over. Prepare it with its model, or pass it as a part: {self._registers}(..., "
@@ -219,25 +220,6 @@ def _parameters(optimizer: Any) -> Iterator[Any]:
 
 def _count(optimizer: Any) -> int:
     return sum(1 for _ in _parameters(optimizer))
-
-
-def _is_within(optimizer: Any, saved: Iterable[Any]) -> bool:
-    """Return whether the state of an optimizer is in that of others, as that of one that a wrapper steps."""
-    saved = [each for each in saved if hasattr(each, "param_groups")]
-    groups = {id(group) for each in saved for group in each.param_groups}
-    if not any(id(group) in groups for group in optimizer.param_groups):
-        return False
-    held = {id(value) for each in saved for value in _values(each.state_dict())}
-    return all(id(value) in held for value in _values(dict(optimizer.state)))
-
-
-def _values(tree: Any) -> Iterator[Any]:
-    """Yield the tensors in a state."""
-    if isinstance(tree, Mapping):
-        for each in tree.values():
-            yield from _values(each)
-    elif hasattr(tree, "data_ptr"):
-        yield tree
 
 
 # ---- The patch, which all guards of a process share

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from resume_adapters.core.log import logger
+from resume_adapters.core.observed.optimizers import stepping
 from resume_adapters.core.observed.walk import Subjects
 from resume_adapters.core.state.encoding import digest_of
-from resume_adapters.core.state.untouched import attributes
 
 _MOVING = {
     *("last_epoch", "_step_count", "_last_lr", "_get_lr_called_within_step", "_is_initial", "_schedulers"),
@@ -40,22 +39,13 @@ def subjects(models: Sequence[Any], optimizers: Iterable[Any], captured: Iterabl
             for name, alike in schedulers.items()
             if len(alike) > 1
         ],
-        cleared={id(each): each for optimizer in steppers for each in _trained(optimizer)}.values(),
-        clears=lambda: any(map(_is_cleared, steppers)),
+        stepped={id(each): each for optimizer in steppers for each in _trained(optimizer)}.values(),
         **options,
     )
 
 
 def _trained(optimizer: Any) -> list[Any]:
     return [each for group in optimizer.param_groups for each in group["params"]]
-
-
-def _is_cleared(optimizer: Any) -> bool:
-    """Return whether a loop clears gradients as it ends a step: what it leaves then, a later one uses.
-
-    Others clear them as they begin one, and leave all of them at a save.
-    """
-    return all(each.grad is None for each in _trained(optimizer))
 
 
 def _unwrapped(model: Any) -> Any:
@@ -68,10 +58,9 @@ def _unwrapped(model: Any) -> Any:
 def _schedulers(optimizers: Sequence[Any], captured: Sequence[Any]) -> dict[str, list[Any]]:
     """Return the schedulers that step these optimizers and are not captured, by class and number of the optimizer.
 
-    No optimizer knows its schedulers, so they are looked for among all objects of the process. Several of one class
-    that step the same optimizer also have what they were made with in their names.
+    Several of one class that step the same optimizer also have what they were made with in their names.
     """
-    found = _stepping(optimizers)
+    found = stepping(optimizers)
     inner = {id(child) for each in found for child in getattr(each, "_schedulers", ())}
     known = {id(each) for each in captured}
     numbers = {id(optimizer): index for index, optimizer in enumerate(optimizers)}
@@ -103,26 +92,3 @@ def in_places(saved: Sequence[dict[str, Any]], schedulers: Sequence[Any]) -> lis
 
 def _settings(scheduler: Any) -> str:
     return f" ({made_with(scheduler.state_dict())})" if hasattr(scheduler, "last_epoch") else ""
-
-
-def _stepping(optimizers: Sequence[Any]) -> list[Any]:
-    """Return the schedulers of torch, and of libraries such as timm, that hold one of these optimizers."""
-    holders = gc.get_referrers(*optimizers) if optimizers else []
-    attributes = [each for each in holders if type(each) is dict]
-    owners = [*holders, *(gc.get_referrers(*attributes) if attributes else [])]
-    return list({id(each): each for each in owners if _is_scheduler(each, optimizers)}.values())
-
-
-def _is_scheduler(each: Any, optimizers: Sequence[Any]) -> bool:
-    from torch.optim.lr_scheduler import LRScheduler
-
-    kind = type(each)
-    if issubclass(kind, LRScheduler):
-        return True
-    steps = callable(getattr(kind, "step", None)) or callable(getattr(kind, "step_update", None))
-    held = attributes(each)
-    known = ("parameters", "param_groups", "last_epoch")
-    if not steps or any(hasattr(kind, name) or name in held for name in known):
-        return False
-    has_state = all(callable(getattr(kind, name, None)) for name in ("state_dict", "load_state_dict"))
-    return has_state and any(held.get("optimizer") is optimizer for optimizer in optimizers)

@@ -84,8 +84,7 @@ class Subjects:
         foreign: prefixes of modules whose objects are not entered.
         read_ahead: names of the roots that change when batches are fetched, not when they are used.
         trained: tensors that an optimizer updates. Where a walk finds one, training will change it, if not yet.
-        cleared: those of them whose gradients are cleared before each save; one that is there is used by a later step.
-        clears: returns whether they are, where the script decides that.
+        stepped: those of them whose gradients are captured where one step leaves them for a later one.
         unnamed: why further objects of the training are not looked at, though nobody captures them.
         enters_data: datasets and samplers are looked at, too, and modules with parameters are not.
         largest: items in a container at most; one with more is left out.
@@ -99,8 +98,7 @@ class Subjects:
     foreign: tuple[str, ...] = ()
     read_ahead: frozenset[str] = frozenset()
     trained: Iterable[Any] = ()
-    cleared: Iterable[Any] = ()
-    clears: Callable[[], bool] = lambda: True
+    stepped: Iterable[Any] = ()
     unnamed: Sequence[str] = ()
     enters_data: bool = False
     largest: int = _LARGEST
@@ -211,6 +209,7 @@ class _Walk:
         self._has_time = has_time
         self._captured = subjects.identities()
         self._seen: set[int] = set()
+        self._stateful: set[int] = set()
         self._queue: deque[tuple[Path, Any, int]] = deque()
         self._large: deque[tuple[Path, Any, int]] = deque()
         self._census = Census()
@@ -257,7 +256,9 @@ class _Walk:
             self._add_module(path, value)
             self._enter(path, value, depth)  # on the level of the object that holds it: modules nest deeply
         elif is_generator(value) or has_state(value):
-            self._add_stateful(path, value)
+            if id(value) not in self._stateful:
+                self._stateful.add(id(value))
+                self._add_stateful(path, value)
         elif kind in (dict, list, tuple):
             self._add(path, LeafKind.OPAQUE, value, size(value))
             self._enter(path, value, depth)
@@ -335,6 +336,7 @@ CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, t
 _FOREIGN = (
     *("_thread", "asyncio", "concurrent.", "functools", "logging", "multiprocessing", "socket", "ssl", "threading"),
     *("tqdm", "weakref", "torch.distributed", "torch.utils.hooks", "torch._", "resume_adapters."),
+    "bitsandbytes.",
 )
 """Modules of machinery: pools, loaders, process groups. They hold no state of a training, or others capture it."""
 

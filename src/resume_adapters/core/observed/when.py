@@ -4,7 +4,7 @@ A census is taken before the first step and before each save. What differs, is d
 from then on at each save, and restored before the first step. What differs and is not data is named. Between saves,
 nothing is done.
 
-Gradients that are left where a framework has cleared all that it knows are captured at each save that finds some.
+Gradients that are left at a save, and that a later step uses, are captured there: see :mod:`.gradients`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 
 from resume_adapters.core.log import logger
 from resume_adapters.core.observed import leaves, paths, walk
+from resume_adapters.core.observed.gradients import LeftGradients
 from resume_adapters.core.observed.leaves import LeafKind, can_be_made
+from resume_adapters.core.observed.optimizers import UNSAVED, SteppingOptimizers, beside_state, registered, unsaved
 from resume_adapters.core.observed.paths import Path, is_module, submodules, tensors_of, type_name
 from resume_adapters.core.observed.walk import Census, Subjects
 from resume_adapters.core.state import encoding
@@ -36,8 +38,8 @@ _LOOKS = 2
 _TOGETHER = {"tensor": ("tensors", 1), "requires_grad": ("requires_grad", 1), "grad": ("gradients", 0)}
 """How a user knows what is observed in numbers: its name, and the steps to the object that has it."""
 
-_CLEARED = "optimizer.params"
-"""The root of the tensors whose gradients are cleared before each save."""
+_STEPPED = "optimizer.params"
+"""The root of the tensors whose gradients may be left for a later step."""
 
 _SHOWN = 12
 """Paths that a log line lists at most."""
@@ -135,6 +137,8 @@ class ObservedState:
         self._saved: list[ObservedLeaf] = []
         self._tensors: dict[str, Any] = {}
         self._held: list[ObservedLeaf] | None = None
+        self._gradients = LeftGradients()
+        self._stepping = SteppingOptimizers()
 
     # ---- Resuming
 
@@ -169,13 +173,39 @@ class ObservedState:
         self._start = walk.take(subjects, self._clock)
         if self._before is not None:
             self._made = walk.made(subjects, self._before, self._start)
+        self._gradients.begin()
+        self._stepping.begin()
+
+    def close(self) -> None:
+        """Watch the optimizers no longer."""
+        self._gradients.close()
+        self._stepping.close()
+
+    def end_step(self) -> None:
+        """Look at the gradients that a step has left."""
+        if self.has_begun:
+            self._gradients.end_step(self._roots[_STEPPED])
 
     def _look_up(self) -> Subjects:
         """Return what there is to look at."""
         if self._looks <= _LOOKS:  # a look-up may ask for all objects of the process
-            self._subjects = self._ask_subjects()
-            self._roots = {**self._subjects.roots, _CLEARED: [*self._subjects.cleared]}
+            self._subjects = self._with_optimizers(self._ask_subjects())
+            self._roots = {**self._subjects.roots, _STEPPED: [*self._subjects.stepped]}
         return self._subjects
+
+    def _with_optimizers(self, subjects: Subjects) -> Subjects:
+        """Return the subjects with what steps the training and is not, or not wholly, in a ``state_dict()``."""
+        steppers = registered(subjects.captured)
+        saved = [leaf.path.steps[0].key for leaf in self._saved if leaf.path.root == UNSAVED]
+        others, unclear = unsaved(self._stepping.seen, steppers, subjects.captured, saved)
+        roots, ignored = beside_state(steppers)
+        return replace(
+            subjects,
+            roots={**roots, **subjects.roots, UNSAVED: others},
+            captured=[*subjects.captured, *steppers],
+            ignored={**subjects.ignored, **ignored},
+            unnamed=[*subjects.unnamed, *unclear],
+        )
 
     def _restore_all(self, subjects: Subjects) -> None:
         """Restore values where their path still leads to the same type; log those that do not fit."""
@@ -227,6 +257,7 @@ class ObservedState:
         """Compare with the start of the launch."""
         if self.has_begun and self._held is None:
             self._compare()
+            self._gradients.look(self._roots[_STEPPED])
 
     def before_hold(self, *, compares: bool) -> None:
         """Compare with the start of the launch, at the end of two of its steps within a restartable block.
@@ -280,15 +311,19 @@ class ObservedState:
 
     def _find_gradients(self) -> None:
         """Observe the gradients that are there now, and no longer those of an earlier save."""
-        for path in [path for path in self._observed if path.root == _CLEARED]:
+        for path in [path for path in self._observed if path.root == _STEPPED]:
             del self._observed[path]
-        for index, tensor in enumerate(self._roots[_CLEARED] if self._subjects.clears() else ()):
-            if tensor.grad is not None:
-                path = Path(_CLEARED).to("[]", index).to("grad", "grad")
+        for index, tensor in enumerate(self._roots[_STEPPED]):
+            if self._gradients.is_needed(tensor):
+                path = Path(_STEPPED).to("[]", index).to("grad", "grad")
                 self._observed[path] = _Observed(LeafKind.DATA, type_name(ABSENT), in_place=False)
 
     def _name(self, path: Path, kind: str, why: str = _NOT_DATA, part: str = "observed") -> None:
         self._missing[path] = Entry(part, "missing", f"{path}, a {kind}, {why.format(self._registers)}")
+
+    def add_missing(self, part: str, note: str) -> None:
+        """Name what a resume will lack, with the part that it belongs to."""
+        self._missing[Path(note)] = Entry(part, "missing", note)
 
     def capture(self) -> list[ObservedLeaf]:
         """Return what is observed, as data; what the checkpoint held, before :meth:`begin`."""

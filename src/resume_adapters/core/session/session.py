@@ -42,7 +42,7 @@ from resume_adapters.core.session.restore import Restorer
 from resume_adapters.core.session.settings import SettingsComparison, of_launch
 from resume_adapters.core.session.trace import StepTrace
 from resume_adapters.core.state import rng
-from resume_adapters.core.state.constants import CONSTANTS, Constants
+from resume_adapters.core.state.constants import CONSTANTS, Constants, left_out
 from resume_adapters.core.state.ddp_buckets import hook_states
 from resume_adapters.core.state.rng import capture_with, restore_with
 from resume_adapters.core.state.sharded_digest import ShardDigests
@@ -224,8 +224,13 @@ class Session:
             subjects,
             roots=roots,
             captured=[*subjects.captured, *parts, *held],
+            unsaved=[*subjects.unsaved, *self._left_out],
             unnamed=[*subjects.unnamed, *self.loaders.missing()],
         )
+
+    @functools.cached_property
+    def _left_out(self) -> list[Any]:
+        return left_out(self.framework.modules())
 
     # ---- Training
 
@@ -249,6 +254,7 @@ class Session:
         """
         if self.trace is not None:
             self.trace.end_step(step, epoch)
+        self.observed.end_step()
         self.restorer.log_resumed()  # a loop that iterates itself has not begun its step here
         if self._is_left:
             return GO_ON  # this step is held, and then the attempt is left
@@ -342,6 +348,8 @@ class Session:
         """
         self._load_observed()
         self.observed.before_save()
+        for note in self.settings.regrouped():
+            self.observed.add_missing("optimizer", note)
         content = CallContent(self.write_files, functools.partial(self._capture, loop, name), self.framework.owner_of)
         self._beat()
         is_last = self.stopping or self._is_ending
@@ -604,6 +612,7 @@ class Session:
             self.held.end()
         with contextlib.ExitStack() as stack:
             stack.callback(self.loaders.close)
+            stack.callback(self.observed.close)
             stack.callback(self.restorer.close)
             stack.callback(self.framework.trackers.close)
             stack.callback(self.framework.close)

@@ -231,6 +231,7 @@ class SettingsComparison:
         self._saved: LaunchSettings | None = None
         self._checkpoint = ""
         self._kept: set[str] = set()
+        self._regrouped: dict[int, OptimizerSettings] = {}
 
     def begin(self, saved: LaunchSettings | None = None, checkpoint: str = "") -> None:
         """Read what this launch was given, before anything is loaded; once.
@@ -253,15 +254,21 @@ class SettingsComparison:
             "optimizer": ([each.kind for each in saved.optimizers], [each.kind for each in given.optimizers]),
             "schedule": (saved.schedulers, given.schedulers),
         }
-        for what, (before, now) in pairs.items():
-            for kind, here in zip(before, now, strict=False):
+        for what, kinds in pairs.items():
+            for kind, here in zip(*kinds, strict=False):
                 if kind and here and kind != here:
                     raise self._mismatch(f"the {what} {kind}, this launch has {here}: its state cannot be loaded")
         for one, other in zip(saved.optimizers, given.optimizers, strict=False):
-            if one.sizes and other.sizes and sum(one.sizes) != sum(other.sizes):
+            before, now = one.sizes, other.sizes
+            if before and now and sum(before) != sum(now):
                 raise self._mismatch(
-                    f"{sum(one.sizes)} parameters in the optimizer, this launch has {sum(other.sizes)}"
-                    f"{self._about_frozen()}: its state cannot be loaded"
+                    f"{sum(before)} parameters in the optimizer, this launch has {sum(now)}"
+                    f"{self._about_frozen()}: its state cannot be loaded. {_GROUPS}"
+                )
+            if before and now and before != now:
+                raise self._mismatch(
+                    f"groups of {_numbers(before)} parameters in the optimizer, this launch has {_numbers(now)}: its "
+                    f"state cannot be loaded. {_GROUPS}"
                 )
             moved = [pair for pair in zip(one.order, other.order, strict=False) if all(pair) and pair[0] != pair[1]]
             if moved and sorted(before for before, _ in moved) == sorted(now for _, now in moved):
@@ -318,8 +325,28 @@ class SettingsComparison:
         means = " Under other versions the same steps may differ in their last bits." if other else ""
         return f"Settings that differ from {self._checkpoint}; in force: {' and '.join(said)}.{means}"
 
+    def regrouped(self) -> list[str]:
+        """Return in words which optimizers have other groups now than at the start; those are saved from then on."""
+        if self._given is None:
+            return []
+        live, found = self._read().optimizers, []
+        for number, (one, now) in enumerate(zip(self._given.optimizers, live, strict=False)):
+            if (one.kind, one.sizes) != (now.kind, now.sizes):
+                found.append(
+                    f"{now.kind} has groups of {_numbers(now.sizes)} parameters, where {one.kind} had "
+                    f"{_numbers(one.sizes)} at the start: a launch that starts so is refused. {_GROUPS}"
+                )
+                # A resume compares them with its own before anything is loaded.
+                self._regrouped[number] = now
+        return found
+
     def in_force(self) -> LaunchSettings:
         """Return the settings to save: this launch's, and the checkpoint's where those are in force."""
+        found = self._in_force()
+        optimizers = [self._regrouped.get(number, each) for number, each in enumerate(found.optimizers)]
+        return replace(found, optimizers=optimizers)
+
+    def _in_force(self) -> LaunchSettings:
         given, saved = self._given or self._read(), self._saved
         if saved is None or not self._kept:
             return given
@@ -331,6 +358,13 @@ class SettingsComparison:
             optimizers=saved.optimizers if is_loaded else given.optimizers,
             frozen=saved.frozen if _FROZEN in self._kept else given.frozen,
         )
+
+
+_GROUPS = "Make all groups before the run begins or resumes: a parameter that is frozen may be in one"
+
+
+def _numbers(sizes: Sequence[int]) -> str:
+    return " and ".join(map(str, sizes)) or "no"
 
 
 def _words(changes: Iterable[tuple[str, str, str, str]]) -> str:

@@ -96,6 +96,26 @@ def _held_by(module: Any) -> dict[str, Any]:
     return {**frozen, **{name: each for name, each in module.named_buffers() if name not in saved}}
 
 
+def left_out(modules: Iterable[Any]) -> list[Any]:
+    """Return the trained parameters that no ``state_dict()`` has: a hook of the script removes them, for example."""
+    found = []
+    for module in modules:
+        saved = module.state_dict(keep_vars=True)
+        names, places = keys.canonical(saved), {_place(each) for each in saved.values()} - {None}
+        trained = {name: each for name, each in module.named_parameters() if each.requires_grad}
+        others = [trained[key] for name, key in keys.canonical(trained).items() if name not in names]
+        found += [each for each in others if _place(each) not in (None, *places)]
+    return found
+
+
+def _place(tensor: Any) -> tuple[int, Any] | None:
+    """Return where a plain tensor lies; ``None`` for what is sharded or has no memory yet."""
+    from torch.nn.parameter import is_lazy
+
+    is_plain = hasattr(tensor, "data_ptr") and not (hasattr(tensor, "__tensor_flatten__") or is_lazy(tensor))
+    return (tensor.data_ptr(), tensor.shape) if is_plain and tensor.numel() else None
+
+
 def _smallest(live: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     left = _SAVED
     for name, each in sorted(live.items(), key=lambda item: (item[1].nbytes, item[0])):
