@@ -390,6 +390,16 @@ class TrainerSession:
             self._variables.compare()
             self.session.save(f"checkpoint-{step}", step, self, to_memory=to_memory)
 
+    def is_saved_for_callbacks(self) -> bool:
+        """Return whether the callbacks may hear of the last save. Where one of them acts on it, wait for its commit.
+
+        A callback may remove the checkpoints before it, and a kill would leave none.
+        """
+        if not any(self.run.ranks.gather(bool(self.framework.readers()))):
+            return True
+        self.run.saver.drain()
+        return bool(self.run.last_commit == self.trainer.state.global_step)
+
     def rank_state(self) -> TrainerRankState:
         """Return what this rank saves for itself."""
         trainer, state = self.trainer, self._resumed
