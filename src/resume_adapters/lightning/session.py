@@ -22,6 +22,7 @@ from resume_adapters.core.session.framework import CheckpointFacts
 from resume_adapters.core.session.held import SaveForm
 from resume_adapters.core.session.messages import log_finished
 from resume_adapters.core.session.new_run import new_run
+from resume_adapters.core.session.numbered import Training
 from resume_adapters.core.session.options import ResumeOptions
 from resume_adapters.core.session.rescale import Rescale
 from resume_adapters.core.session.session import Session
@@ -42,6 +43,7 @@ class FitSession:
 
     Args:
         named: the ``ckpt_path`` of the ``fit``.
+        training: what it was given, where its directory has the number of a version.
 
     Attributes:
         run: the run.
@@ -49,10 +51,17 @@ class FitSession:
         data: the training loaders.
     """
 
-    def __init__(self, trainer: Any, options: ResumeOptions, named: str | os.PathLike[str] | None) -> None:
+    def __init__(
+        self,
+        trainer: Any,
+        options: ResumeOptions,
+        named: str | os.PathLike[str] | None,
+        training: Training | None = None,
+    ) -> None:
         directory = Path(os.path.realpath(model_checkpoints.saving(trainer)[0].dirpath))
         self._trainer = trainer
         self._begins = _begins(trainer, named)
+        self._training = training
         self._unwanted: set[str] = set()
         self._wanted: frozenset[str] = frozenset()
         self._saves_to_memory = False
@@ -86,6 +95,8 @@ class FitSession:
         """
         self._session.require_continuation(self._extent())
         self._session.open()
+        if self._training is not None and self.run.storage_group.is_leader:
+            self._training.write(self.run.storage, self.run.directory)
         self._prefer_newer_hpc()
         context = self._session.context
         self._session.prepare_observing()
