@@ -113,3 +113,49 @@ def test_another_training_after_one_that_has_failed_is_another_run(tmp_path: Pat
     """As the trials of a search are, of which some are given up by an error."""
     assert fit(tmp_path, epochs=3, fails_at=4) == ("version_0", 4)
     assert fit(tmp_path, lr=0.2) == ("version_1", 2)
+
+
+# ---- Several fits of one trainer
+
+
+def fit_twice(directory: Path, *callbacks: Any, fails_at: int = -1) -> tuple[float, list[int]]:
+    """Train one epoch, then three in all; return the sum of the weights, and the steps that were trained."""
+    trainer = pl.Trainer(
+        max_epochs=1,
+        limit_train_batches=2,
+        limit_val_batches=0,
+        accelerator="cpu",
+        logger=False,
+        default_root_dir=directory,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=list(callbacks),
+    )
+    torch.manual_seed(1)
+    TRAINED.clear()
+    model = Adaptive(0.1, fails_at)
+    with pytest.raises(RuntimeError, match="it fails") if fails_at >= 0 else contextlib.nullcontext():
+        trainer.fit(model)
+        trainer.fit_loop.max_epochs = 3
+        trainer.fit(model)
+    return sum(each.sum().item() for each in model.parameters()), [*TRAINED]
+
+
+class Adaptive(Model):
+    def train_dataloader(self) -> Any:
+        return torch.utils.data.DataLoader(torch.arange(128.0).view(4, 32) / 128, shuffle=True)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.parameters(), lr=self.lr)
+
+
+@pytest.mark.parametrize(("fails_at", "left"), [(1, [0, 1, 2, 3, 4, 5]), (3, [2, 3, 4, 5]), (5, [4, 5])])
+def test_a_further_fit_makes_its_optimizer_anew_killed_or_not(fails_at: int, left: list[int], tmp_path: Path) -> None:
+    bare = fit_twice(tmp_path / "bare")
+    assert fit_twice(tmp_path / "whole", ResumeCallback()) == bare
+    begin_process()
+    fit_twice(tmp_path / "run", ResumeCallback(), fails_at=fails_at)
+    begin_process()
+    assert fit_twice(tmp_path / "run", ResumeCallback()) == (bare[0], left)
+    begin_process()
+    assert fit_twice(tmp_path / "run", ResumeCallback()) == (bare[0], []), "finished"

@@ -58,6 +58,7 @@ class ResumeCallback(OptionsCallback, pl.Callback):  # type: ignore[misc]  # kno
     _resuming: ResumingTrainer | None = None
     _former: frozenset[Path] = frozenset()
     _training: Training | None = None
+    _fits = 0
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what it was given, and nothing of a ``fit`` that is under way.
@@ -66,7 +67,9 @@ class ResumeCallback(OptionsCallback, pl.Callback):  # type: ignore[misc]  # kno
         """
         is_inherited = {name for name, value in vars(self).items() if value is None and hasattr(type(self), name)}
         return {
-            name: value for name, value in vars(self).items() if name not in {"_resuming", "_training", *is_inherited}
+            name: value
+            for name, value in vars(self).items()
+            if name not in {"_resuming", "_training", "_fits", *is_inherited}
         }
 
     @property
@@ -91,7 +94,7 @@ class ResumeCallback(OptionsCallback, pl.Callback):  # type: ignore[misc]  # kno
         self._training = assign_directories(trainer, str(self.options.resume)) or self._training
         if is_only_tuning(trainer):
             return
-        self._resuming = ResumingTrainer(trainer, self, self.options, self._former, self._training)
+        self._resuming = ResumingTrainer(trainer, self, self.options, self._former, self._training, self._fits + 1)
         self._resuming.begin(pl_module)
 
     # ---- Events
@@ -145,6 +148,7 @@ class ResumeCallback(OptionsCallback, pl.Callback):  # type: ignore[misc]  # kno
     def _end(self) -> None:
         resuming, self._resuming = self._resuming, None
         if resuming is not None:
+            self._fits += resuming.session is not None and resuming.session.has_finished
             resuming.end()
 
 
@@ -157,16 +161,24 @@ class ResumingTrainer:
         options: the options of the run.
         former: the directories of the ModelCheckpoints where the environment has named another one.
         training: what it was given, where its directory has the number of a version.
+        fit: which ``fit()`` of the trainer it is, from 1; those that failed do not count.
 
     Attributes:
         session: the session, from the moment at which the trainer loads a checkpoint.
     """
 
     def __init__(
-        self, trainer: Any, callback: Any, options: ResumeOptions, former: Collection[Path], training: Training | None
+        self,
+        trainer: Any,
+        callback: Any,
+        options: ResumeOptions,
+        former: Collection[Path],
+        training: Training | None,
+        fit: int,
     ) -> None:
         self.session: FitSession | None = None
         self._training = training
+        self._fit = fit
         self._former = former
         self._trainer = trainer
         self._callback = callback
@@ -256,7 +268,7 @@ class ResumingTrainer:
         trainer = self._trainer
         if path is not None and Path(os.path.realpath(path)).parent in self._former:
             path = None  # what Lightning took for the newest, in a directory that is not this run's
-        session = self.session = FitSession(trainer, self._options, path, self._training)
+        session = self.session = FitSession(trainer, self._options, path, self._training, self._fit)
         self._undo.callback(session.close)
         self._wrap(trainer, "save_checkpoint", functools.partial(_save, session))
         self._wrap(trainer.strategy, "remove_checkpoint", functools.partial(_remove, session, trainer))
