@@ -488,12 +488,18 @@ class TrainerSession:
         if self._resumed is not None:
             self.data.restore_rng()
 
+    def _why_finished(self) -> str:
+        args, live = self.trainer.args, self.trainer.state
+        if live.global_step < live.max_steps:
+            return "a callback had set control.should_training_stop"
+        return f"max_steps={args.max_steps}" if args.max_steps > 0 else f"num_train_epochs={args.num_train_epochs:g}"
+
     def former_result(self) -> Any:
         """Return what the finished run returned; its weights are loaded, and nothing is trained."""
         former, trainer = self.run.previous, self.trainer
         assert former is not None, "an earlier launch has finished the run"
         self._restore_rng_at_end()
-        log_finished(former.step)
+        log_finished(former.step, self._why_finished())
         if trainer.args.load_best_model_at_end and trainer.state.best_model_checkpoint is not None:
             trainer._load_best_model()  # seam: transformers 4.57 to 5.23, as _finalize_training does
         trainer.control = trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)

@@ -193,7 +193,7 @@ class FitSession:
         )
         former = self.run.previous
         if former is not None and former.state is RunState.FINISHED and self._trainer.global_step == context.step:
-            log_finished(context.step)
+            log_finished(context.step, self.loops.why_over())
 
     def _leave_as_it_was(self) -> None:
         """Leave the run to a later ``fit()``, with the state that it had."""
@@ -250,7 +250,8 @@ class FitSession:
         return values, strategies.mean_gradients([each.gradients for each in saved])
 
     def _restore_start(self, context: RestoreContext) -> None:
-        self._trainer.should_stop = context.rank_state.should_stop
+        # A Timer has decided for itself: it may have been given more time.
+        self._trainer.should_stop |= context.rank_state.should_stop
         self._session.begin_observing()
         self.data.restore_random_state(context)
         self._session.move_schedules()
@@ -484,7 +485,7 @@ class FitSession:
             gradients=strategies.capture_gradients(loops),
             evaluation_workers=loops.evaluation_workers(),
             engine=None if self._framework.engine is None else self._framework.engine.rank_state(),
-            should_stop=self._trainer.should_stop,
+            should_stop=self._trainer.should_stop and not loops.is_out_of_time,
             checkpoints={},
             validated=loops.validated(),
             csv=logged_values.capture_rows(self._trainer, self.run.storage),
