@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from transformers import TrainerState
 from transformers.trainer_utils import TrainOutput
 
 from resume_adapters.core.checkpoint.manifest import PartEntry, finite_metrics
@@ -26,6 +27,7 @@ from resume_adapters.core.session.new_run import new_run
 from resume_adapters.core.session.options import ResumeOptions
 from resume_adapters.core.session.rescale import GIVEN_IN_STEPS, Rescale
 from resume_adapters.core.session.session import Session
+from resume_adapters.core.session.settings import as_text
 from resume_adapters.core.state.stateful import Stateful, StaticState
 from resume_adapters.errors import UnsupportedSetting
 from resume_adapters.hf import files
@@ -170,6 +172,7 @@ class TrainerSession:
         if context is None:
             return native
         self.phase = SessionPhase.RESTORED
+        self._set_intervals(context, max_steps)
         self._name_best()
         files.restore_callbacks(self.trainer)
         state = self._resumed
@@ -178,6 +181,17 @@ class TrainerSession:
             self.data.skip(native[1])
             return native
         return self._restore_place(context, state, max_steps, epochs)
+
+    def _set_intervals(self, context: RestoreContext, max_steps: int) -> None:
+        """Set the intervals that this launch was given otherwise: the trainer goes by those of the checkpoint."""
+        trainer, live, asked = self.trainer, self.trainer.state, TrainerState()
+        settings = context.launch.settings if context.launch is not None else None
+        before = settings.arguments if settings is not None else {}
+        asked.compute_steps(trainer.args, max_steps)
+        for name in ("logging_steps", "eval_steps", "save_steps"):
+            if before.get(name, "") not in ("", as_text(getattr(trainer.args, name))):
+                setattr(live, name, getattr(asked, name))
+        live.train_batch_size = trainer._train_batch_size  # seam: transformers 4.57 to 5.23
 
     def _restore_place(
         self, context: RestoreContext, state: TrainerRankState, max_steps: int, epochs: int
