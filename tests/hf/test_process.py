@@ -168,6 +168,19 @@ def test_a_second_training_of_something_else_is_refused(tmp_path: Path) -> None:
         trainer(tmp_path, model=model, max_steps=6).train()
 
 
+def test_intervals_are_those_of_the_launch(tmp_path: Path) -> None:
+    """The trainer itself goes by those in ``trainer_state.json``, which a callback may have set, too."""
+    killed = trainer(tmp_path, max_steps=8, save_steps=2, logging_steps=2)
+    killed.add_callback(Dying(5))
+    with pytest.raises(KeyboardInterrupt):
+        killed.train()
+    last = trainer(tmp_path, max_steps=8, save_steps=1, logging_steps=2)
+    last.train()
+    assert sorted(int(each.name.partition("-")[2]) for each in tmp_path.glob("checkpoint-*")) == [2, 4, 5, 6, 7, 8]
+    assert [each["step"] for each in last.state.log_history if "loss" in each] == [2, 4, 6, 8]
+    assert last.state.save_steps == 1
+
+
 def test_each_training_may_have_a_directory_of_its_own(tmp_path: Path) -> None:
     """The arguments, which folds may share, are as they were afterwards."""
     shared = arguments(tmp_path / "out")

@@ -63,9 +63,12 @@ print(json.dumps([hashlib.sha256(weights).hexdigest(), losses]))
 """
 
 
-def launch(directory: Path, *front: str, **environment: str) -> subprocess.CompletedProcess[str]:
+RUN = (sys.executable, "-m", "resume_adapters.cli", "run")
+
+
+def launch(directory: Path, *front: str, script: str = SCRIPT, **environment: str) -> subprocess.CompletedProcess[str]:
     directory.mkdir(exist_ok=True)
-    (directory / "train.py").write_text(SCRIPT)
+    (directory / "train.py").write_text(script)
     found = {**os.environ, "HF_HUB_OFFLINE": "1", **environment}
     return subprocess.run(
         [*front, "train.py"], cwd=directory, env=found, capture_output=True, text=True, timeout=300, check=False
@@ -76,7 +79,7 @@ def launch(directory: Path, *front: str, **environment: str) -> subprocess.Compl
 def test_a_killed_script_resumes_and_equals_one_that_was_not_killed(tmp_path: Path) -> None:
     reference = launch(tmp_path / "bare", sys.executable)
     assert reference.returncode == 0 and not (tmp_path / "bare" / "out" / ".resume").exists(), reference.stderr
-    front = [sys.executable, "-m", "resume_adapters.cli", "run", "--keep-last", "1"]
+    front = [*RUN, "--keep-last", "1"]
     assert launch(tmp_path / "run", *front, KILL="11").returncode == -9
     done = launch(tmp_path / "run", *front)
     assert done.returncode == 0, done.stderr
@@ -85,12 +88,43 @@ def test_a_killed_script_resumes_and_equals_one_that_was_not_killed(tmp_path: Pa
     assert [each.name for each in (tmp_path / "run" / "out").glob("checkpoint-*")] == ["checkpoint-16"]
 
 
+PRUNING = """
+class Prune(TrainerCallback):
+    def on_save(self, args, state, control, **kwargs):
+        for each in glob.glob("out/checkpoint-*"):
+            if each != f"out/checkpoint-{state.global_step}":
+                shutil.rmtree(each)
+        if state.global_step == int(os.environ.get("KILL", 0)):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def late(descriptor, native=os.fsync):
+    if threading.current_thread() is not threading.main_thread():
+        time.sleep(0.05)
+    native(descriptor)
+
+
+os.fsync = late
+"""
+
+
+@pytest.mark.thorough
+def test_a_callback_that_removes_older_checkpoints_hears_of_a_new_one_once_it_is_committed(tmp_path: Path) -> None:
+    """Else a kill leaves no checkpoint at all."""
+    pruning = SCRIPT.replace("import hashlib", "import glob, shutil, threading\nimport hashlib")
+    beginning, kill, rest = pruning.partition("class Kill")
+    script = beginning + PRUNING + (kill + rest).partition("\n\n\n")[2].replace("Kill()", "Prune()")
+    assert launch(tmp_path / "run", *RUN, script=script, KILL="8").returncode == -9
+    done = launch(tmp_path / "run", *RUN, script=script)
+    assert done.returncode == 0 and "Resuming from checkpoint-8" in done.stderr, done.stderr
+
+
 @pytest.mark.thorough
 def test_several_ranks_say_once_that_a_trainer_is_left_alone(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     (tmp_path / "train.py").write_text(SCRIPT.replace("save_steps=4", "save_only_model=True"))
     done = subprocess.run(
-        [sys.executable, "-m", "resume_adapters.cli", "run", "--keep-last", "1", "--", *torchrun, "train.py"],
+        [*RUN, "--keep-last", "1", "--", *torchrun, "train.py"],
         cwd=tmp_path,
         env={**os.environ, "HF_HUB_OFFLINE": "1"},
         capture_output=True,

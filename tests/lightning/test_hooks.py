@@ -6,14 +6,16 @@ import contextlib
 import csv
 import json
 import signal
+import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import CombinedLoader
@@ -21,6 +23,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from torchmetrics import MeanMetric
 from torchmetrics.wrappers import MinMaxMetric, Running
 
+from resume_adapters.core.session import finished
 from resume_adapters.errors import UnsupportedSetting
 from resume_adapters.lightning import ResumeCallback, ResumeCheckpointIO
 
@@ -335,3 +338,22 @@ def test_sparse_gradients_that_a_step_leaves_come_back(tmp_path: Path) -> None:
                 trainer_of(directory, ResumeCallback()).fit(module, DataLoader(DATA, batch_size=2))
         ended.append(module.words.weight.detach())
     assert torch.equal(*ended)
+
+
+class Slow(Line):
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        time.sleep(0.1)
+
+
+def test_a_run_that_has_used_up_its_time_goes_on_with_more_and_says_so_without(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def train(seconds: float) -> int:
+        finished._FINISHED.clear()  # as a new process
+        trainer = trainer_of(tmp_path, ResumeCallback(), Timer(timedelta(seconds=seconds)), max_epochs=-1)
+        trainer.fit(Slow(None), DataLoader(DATA, batch_size=2))
+        return trainer.global_step
+
+    reached = train(0.25)
+    assert train(0.25) == reached and "(max_time is over, or the duration of a Timer): nothing to do" in caplog.text
+    assert train(1) > reached

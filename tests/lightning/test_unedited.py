@@ -52,10 +52,10 @@ print(hashlib.sha256(b"".join(each.detach().numpy().tobytes() for each in model.
 
 
 def launch(
-    directory: Path, *front: str, package: str = "lightning.pytorch", **environment: str
+    directory: Path, *front: str, package: str = "lightning.pytorch", script: str = SCRIPT, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     directory.mkdir(exist_ok=True)
-    (directory / "train.py").write_text(SCRIPT.replace("lightning.pytorch", package))
+    (directory / "train.py").write_text(script.replace("lightning.pytorch", package))
     return subprocess.run(
         [*front, "train.py"],
         cwd=directory,
@@ -80,6 +80,39 @@ def test_a_killed_script_resumes_and_equals_one_that_was_not_killed(tmp_path: Pa
     assert done.returncode == 0, done.stderr
     assert "Resuming from" in done.stderr and "step=8.ckpt" in done.stderr and "No Trainer" not in done.stderr
     assert done.stdout.splitlines()[-1] == reference.stdout.splitlines()[-1]
+
+
+FOLDS = """
+import os, signal
+import torch
+import lightning.pytorch as pl
+from lightning.pytorch.demos.boring_classes import BoringModel
+
+
+class Model(BoringModel):
+    def on_train_batch_start(self, batch, batch_idx):
+        if os.environ.get("KILL") == f"{fold}:{self.global_step}":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+for fold in range(2):
+    pl.seed_everything(fold)
+    model = Model()
+    trainer = pl.Trainer(max_epochs=3, accelerator="cpu", enable_progress_bar=False, limit_train_batches=4)
+    trainer.fit(model)
+    print(fold, trainer.checkpoint_callback.dirpath.split("/")[-2], model.layer.weight.sum().item())
+"""
+
+
+@pytest.mark.thorough
+def test_folds_in_one_process_are_as_many_runs(tmp_path: Path) -> None:
+    reference = launch(tmp_path / "bare", sys.executable, script=FOLDS)
+    assert reference.returncode == 0, reference.stderr
+    front = [sys.executable, "-m", "resume_adapters.cli", "run"]
+    assert launch(tmp_path / "run", *front, script=FOLDS, KILL="1:9").returncode == -9
+    done = launch(tmp_path / "run", *front, script=FOLDS)
+    assert done.returncode == 0 and "This run finished at step 12" in done.stderr, done.stderr
+    assert done.stdout == reference.stdout and "1 version_1" in done.stdout
 
 
 def test_options_that_do_not_apply_are_named(

@@ -230,6 +230,12 @@ class TrainerFramework(Framework):
         found: Mapping[str, Any] = (self.engine or self.trainer.model).state_dict()
         return found
 
+    def readers(self) -> list[str]:
+        """Return the methods of callbacks that may read a checkpoint, or remove others, when they hear of it."""
+        others = [each for each in self.trainer.callback_handler.callbacks if not isinstance(each, OptionsCallback)]
+        told = [each for each in others if reads_checkpoints(each, "on_save", ("transformers",))]
+        return [f"{type(each).__name__}.on_save" for each in told]
+
     def staging(self, stage: Stage) -> StagingOptions:
         """Return who reads a save, and who writes it. What is pushed to the hub is not copied: it is read at once."""
         trainer = self.trainer
@@ -237,9 +243,7 @@ class TrainerFramework(Framework):
         own = own_methods(trainer, saves, _DO_NOT_READ)
 
         def objection() -> str:
-            others = [each for each in trainer.callback_handler.callbacks if not isinstance(each, OptionsCallback)]
-            told = [each for each in others if reads_checkpoints(each, "on_save", ("transformers",))]
-            readers = [*(f"{type(each).__name__}.on_save" for each in told), *own]
+            readers = [*self.readers(), *own]
             return f"{readers[0]}() may read each checkpoint" if readers else ""
 
         peft = sys.modules.get("peft.peft_model")

@@ -115,6 +115,16 @@ _MANAGED: set[str] = set()
 """Output directories whose retention and loaders a session manages at the moment."""
 
 
+def _on_save(
+    session: TrainerSession, native: Callable[..., Any], args: Any, state: Any, control: Any, **more: Any
+) -> Any:
+    """Tell the callbacks of a checkpoint that is there: they may remove older ones for it."""
+    if session.is_saved_for_callbacks():
+        return native(args, state, control)
+    control.should_save = False
+    return control
+
+
 def _begin_epoch(session: TrainerSession, native: Callable[..., Any], *args: Any) -> Any:
     session.before_epoch()
     return native(*args)
@@ -132,8 +142,8 @@ def _resuming_trainer(trainer: Any, session: TrainerSession) -> Iterator[None]:
                     continue
                 if callable(getattr(Trainer, name, None)) and not name.startswith("__"):
                     stack.enter_context(overridden(trainer, name, getattr(each, name)))
-        begin_epoch = functools.partial(_begin_epoch, session)
-        stack.enter_context(overridden(trainer.callback_handler, "on_epoch_begin", begin_epoch))
+        for name, function in (("on_epoch_begin", _begin_epoch), ("on_save", _on_save)):
+            stack.enter_context(overridden(trainer.callback_handler, name, functools.partial(function, session)))
         _MANAGED.add(managed)
         stack.callback(_MANAGED.discard, managed)
         yield

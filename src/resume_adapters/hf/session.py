@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from transformers import TrainerState
 from transformers.trainer_utils import TrainOutput
 
 from resume_adapters.core.checkpoint.manifest import PartEntry, finite_metrics
@@ -26,6 +27,7 @@ from resume_adapters.core.session.new_run import new_run
 from resume_adapters.core.session.options import ResumeOptions
 from resume_adapters.core.session.rescale import GIVEN_IN_STEPS, Rescale
 from resume_adapters.core.session.session import Session
+from resume_adapters.core.session.settings import as_text
 from resume_adapters.core.state.stateful import Stateful, StaticState
 from resume_adapters.errors import UnsupportedSetting
 from resume_adapters.hf import files
@@ -170,6 +172,7 @@ class TrainerSession:
         if context is None:
             return native
         self.phase = SessionPhase.RESTORED
+        self._set_intervals(context, max_steps)
         self._name_best()
         files.restore_callbacks(self.trainer)
         state = self._resumed
@@ -178,6 +181,17 @@ class TrainerSession:
             self.data.skip(native[1])
             return native
         return self._restore_place(context, state, max_steps, epochs)
+
+    def _set_intervals(self, context: RestoreContext, max_steps: int) -> None:
+        """Set the intervals that this launch was given otherwise: the trainer goes by those of the checkpoint."""
+        trainer, live, asked = self.trainer, self.trainer.state, TrainerState()
+        settings = context.launch.settings if context.launch is not None else None
+        before = settings.arguments if settings is not None else {}
+        asked.compute_steps(trainer.args, max_steps)
+        for name in ("logging_steps", "eval_steps", "save_steps"):
+            if before.get(name, "") not in ("", as_text(getattr(trainer.args, name))):
+                setattr(live, name, getattr(asked, name))
+        live.train_batch_size = trainer._train_batch_size  # seam: transformers 4.57 to 5.23
 
     def _restore_place(
         self, context: RestoreContext, state: TrainerRankState, max_steps: int, epochs: int
@@ -390,6 +404,16 @@ class TrainerSession:
             self._variables.compare()
             self.session.save(f"checkpoint-{step}", step, self, to_memory=to_memory)
 
+    def is_saved_for_callbacks(self) -> bool:
+        """Return whether the callbacks may hear of the last save. Where one of them acts on it, wait for its commit.
+
+        A callback may remove the checkpoints before it, and a kill would leave none.
+        """
+        if not any(self.run.ranks.gather(bool(self.framework.readers()))):
+            return True
+        self.run.saver.drain()
+        return bool(self.run.last_commit == self.trainer.state.global_step)
+
     def rank_state(self) -> TrainerRankState:
         """Return what this rank saves for itself."""
         trainer, state = self.trainer, self._resumed
@@ -478,12 +502,18 @@ class TrainerSession:
         if self._resumed is not None:
             self.data.restore_rng()
 
+    def _why_finished(self) -> str:
+        args, live = self.trainer.args, self.trainer.state
+        if live.global_step < live.max_steps:
+            return "a callback had set control.should_training_stop"
+        return f"max_steps={args.max_steps}" if args.max_steps > 0 else f"num_train_epochs={args.num_train_epochs:g}"
+
     def former_result(self) -> Any:
         """Return what the finished run returned; its weights are loaded, and nothing is trained."""
         former, trainer = self.run.previous, self.trainer
         assert former is not None, "an earlier launch has finished the run"
         self._restore_rng_at_end()
-        log_finished(former.step)
+        log_finished(former.step, self._why_finished())
         if trainer.args.load_best_model_at_end and trainer.state.best_model_checkpoint is not None:
             trainer._load_best_model()  # seam: transformers 4.57 to 5.23, as _finalize_training does
         trainer.control = trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)

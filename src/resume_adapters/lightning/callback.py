@@ -17,6 +17,7 @@ from resume_adapters.core.dataloader.tracked import track
 from resume_adapters.core.log import logger
 from resume_adapters.core.patching import replaced, wrapped
 from resume_adapters.core.run.run import ResumableRun
+from resume_adapters.core.session.numbered import Training
 from resume_adapters.core.session.options import OptionsCallback, ResumeOptions
 from resume_adapters.lightning import tuning
 from resume_adapters.lightning.compat import pl
@@ -56,6 +57,8 @@ class ResumeCallback(OptionsCallback, pl.Callback):  # type: ignore[misc]  # kno
 
     _resuming: ResumingTrainer | None = None
     _former: frozenset[Path] = frozenset()
+    _training: Training | None = None
+    _fits = 0
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what it was given, and nothing of a ``fit`` that is under way.
@@ -63,7 +66,11 @@ class ResumeCallback(OptionsCallback, pl.Callback):  # type: ignore[misc]  # kno
         A script may have its callbacks among the hyperparameters, which are saved with each checkpoint.
         """
         is_inherited = {name for name, value in vars(self).items() if value is None and hasattr(type(self), name)}
-        return {name: value for name, value in vars(self).items() if name not in {"_resuming", *is_inherited}}
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if name not in {"_resuming", "_training", "_fits", *is_inherited}
+        }
 
     @property
     def session(self) -> FitSession | None:
@@ -83,10 +90,11 @@ class ResumeCallback(OptionsCallback, pl.Callback):  # type: ignore[misc]  # kno
         require_supported(trainer)
         self._former |= move_directories(trainer)
         require_local(trainer)
-        assign_directories(trainer, str(self.options.resume))
+        # A finder that comes before the fit has given them theirs already.
+        self._training = assign_directories(trainer, str(self.options.resume)) or self._training
         if is_only_tuning(trainer):
             return
-        self._resuming = ResumingTrainer(trainer, self, self.options, self._former)
+        self._resuming = ResumingTrainer(trainer, self, self.options, self._former, self._training, self._fits + 1)
         self._resuming.begin(pl_module)
 
     # ---- Events
@@ -140,6 +148,7 @@ class ResumeCallback(OptionsCallback, pl.Callback):  # type: ignore[misc]  # kno
     def _end(self) -> None:
         resuming, self._resuming = self._resuming, None
         if resuming is not None:
+            self._fits += resuming.session is not None and resuming.session.has_finished
             resuming.end()
 
 
@@ -151,13 +160,25 @@ class ResumingTrainer:
         callback: the callback.
         options: the options of the run.
         former: the directories of the ModelCheckpoints where the environment has named another one.
+        training: what it was given, where its directory has the number of a version.
+        fit: which ``fit()`` of the trainer it is, from 1; those that failed do not count.
 
     Attributes:
         session: the session, from the moment at which the trainer loads a checkpoint.
     """
 
-    def __init__(self, trainer: Any, callback: Any, options: ResumeOptions, former: Collection[Path]) -> None:
+    def __init__(
+        self,
+        trainer: Any,
+        callback: Any,
+        options: ResumeOptions,
+        former: Collection[Path],
+        training: Training | None,
+        fit: int,
+    ) -> None:
         self.session: FitSession | None = None
+        self._training = training
+        self._fit = fit
         self._former = former
         self._trainer = trainer
         self._callback = callback
@@ -247,7 +268,7 @@ class ResumingTrainer:
         trainer = self._trainer
         if path is not None and Path(os.path.realpath(path)).parent in self._former:
             path = None  # what Lightning took for the newest, in a directory that is not this run's
-        session = self.session = FitSession(trainer, self._options, path)
+        session = self.session = FitSession(trainer, self._options, path, self._training, self._fit)
         self._undo.callback(session.close)
         self._wrap(trainer, "save_checkpoint", functools.partial(_save, session))
         self._wrap(trainer.strategy, "remove_checkpoint", functools.partial(_remove, session, trainer))

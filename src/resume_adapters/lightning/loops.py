@@ -125,6 +125,24 @@ class Loops:
         return sorted({*names, *(f"{name}{suffix}" for name in names for suffix in ("_step", "_epoch"))})
 
     @property
+    def is_out_of_time(self) -> bool:
+        """Whether a Timer has ended the training, as ``max_time`` does; with more time it goes on."""
+        timers = [each for each in self.trainer.callbacks if isinstance(each, pl.callbacks.Timer)]
+        remaining = [each.time_remaining() for each in timers]
+        return any(each is not None and each <= 0 for each in remaining)
+
+    def why_over(self) -> str:
+        """Return which of the trainer's limits has ended the training."""
+        epochs, steps = self.limits
+        if steps is not None and 0 <= steps <= self.trainer.global_step:
+            return f"max_steps={steps}"
+        if epochs is not None and 0 <= epochs <= self.epochs_done:
+            return f"max_epochs={epochs}"
+        if self.is_out_of_time:
+            return "max_time is over, or the duration of a Timer"
+        return "trainer.should_stop was set, as EarlyStopping does"
+
+    @property
     def limits(self) -> list[int | None]:
         """The epochs and the steps after which the training is over, as callbacks have set them by now."""
         return [self.fit.max_epochs, self.epoch.max_steps]

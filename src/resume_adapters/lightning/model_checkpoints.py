@@ -8,11 +8,14 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from resume_adapters.core.checkpoint.layout import CONTROL
 from resume_adapters.core.patching import wrapped
+from resume_adapters.core.session.numbered import Training, choose_directory
 from resume_adapters.core.session.options import run_directory_override
+from resume_adapters.core.storage.local import LocalStorage
+from resume_adapters.lightning import observed
 from resume_adapters.lightning.compat import pl
 
 _FIELD = re.compile(r"\{([^:}]+)")
@@ -53,21 +56,29 @@ def move_directories(trainer: Any) -> frozenset[Path]:
     return frozenset(Path(former) for former in moved if former is not None)
 
 
-def assign_directories(trainer: Any, resume: str) -> None:
+def assign_directories(trainer: Any, resume: str) -> Training | None:
     """Give each ModelCheckpoint without a ``dirpath`` one that the next launch finds again.
 
     Lightning would put it below the logger's version, which is a new one at every launch. An earlier version that holds
-    a run is used instead.
+    this run is used instead.
+
+    Returns:
+        The training, where its directory has the number of a version.
     """
-    for each in saving(trainer):
-        if each.dirpath is not None:
-            continue
-        fresh = Path(place(each, trainer))
-        versions = fresh.parents[1].glob("version_*/" + fresh.name) if trainer.loggers else []
+    placeless = [each for each in saving(trainer) if each.dirpath is None]
+    if not placeless:
+        return None
+    fresh, training = Path(os.path.realpath(place(placeless[0], trainer))), None
+    if trainer.loggers and trainer.is_global_zero:
+        parent = fresh.parents[1]
+        versions = parent.glob("version_*/" + fresh.name)
         earlier = sorted((path for path in versions if (path / CONTROL).is_dir()), key=_version)
-        if earlier and not resume.startswith("scratch"):
-            fresh = earlier[-1]
-        each.dirpath = trainer.strategy.broadcast(os.path.realpath(fresh))
+        given, is_scratch = observed.training(trainer), resume.startswith("scratch")
+        fresh, training = choose_directory(LocalStorage(), fresh, earlier, parent, given, is_scratch=is_scratch)
+    directory, training = trainer.strategy.broadcast((str(fresh), training))
+    for each in placeless:
+        each.dirpath = directory
+    return cast("Training | None", training)
 
 
 def named_by_rank_zero(callback: Any, trainer: Any) -> contextlib.AbstractContextManager[None]:

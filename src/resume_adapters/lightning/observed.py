@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import functools
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,7 +11,8 @@ from typing import Any
 import torch
 
 from resume_adapters.core.observed.walk import Subjects
-from resume_adapters.core.session.settings import LaunchSettings, read_settings
+from resume_adapters.core.session.numbered import Training
+from resume_adapters.core.session.settings import LaunchSettings, of_random_state, read_settings, texts
 from resume_adapters.core.state import encoding
 from resume_adapters.core.state.comparison import first_difference
 from resume_adapters.errors import NotSerialisable
@@ -149,8 +151,11 @@ def _is_data(state: Any) -> bool:
     return True
 
 
+_LENGTHS = ("max_epochs", "min_epochs", "max_steps", "min_steps")
+
 _FLAGS = (
-    *("max_epochs", "min_epochs", "max_steps", "min_steps", "precision", "accumulate_grad_batches"),
+    *_LENGTHS,
+    *("precision", "accumulate_grad_batches"),
     *("gradient_clip_val", "gradient_clip_algorithm", "limit_train_batches", "limit_val_batches", "overfit_batches"),
     *("val_check_interval", "check_val_every_n_epoch", "log_every_n_steps", "num_sanity_val_steps"),
     *("reload_dataloaders_every_n_epochs", "use_distributed_sampler"),
@@ -177,3 +182,14 @@ def of_trainer(trainer: Any, of_engine: Mapping[str, Any] | None) -> LaunchSetti
         [module],
         is_fixed=of_engine is None,
     )
+
+
+def training(trainer: Any) -> Training:
+    """Return what a training was given, as far as it is known before optimizers are made."""
+    module = trainer.lightning_module
+    arguments = {**of_random_state(), **of_trainer(trainer, None).arguments}
+    lengths = {name: arguments.pop(name) for name in _LENGTHS if name in arguments}
+    own = {name: value for name, value in vars(module).items() if not name.startswith("_") and name != "training"}
+    spread = {name: vars(value) for name, value in own.items() if isinstance(value, argparse.Namespace)}
+    inner = {f"{name}.{key}": each for name, values in spread.items() for key, each in values.items()}
+    return Training(settings={**arguments, **texts({**own, **inner})}, lengths=lengths)

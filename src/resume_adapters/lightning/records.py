@@ -40,6 +40,7 @@ class FitRankState(RankState):
             ``tuned``.
         limits: the epochs and steps that the trainer was given, and those that a callback has set; ``None`` as with
             ``tuned``.
+        fit: which ``fit()`` of its trainer it is of, from 1; ``None`` as with ``tuned``.
     """
 
     point: Annotated[str, Stored("moment")]
@@ -60,6 +61,7 @@ class FitRankState(RankState):
     validation_data: list[list[Any]] | None = None
     unwanted: list[str] | None = None
     limits: list[list[int | None]] | None = None
+    fit: int | None = None
 
     @property
     def save_point(self) -> SavePoint:

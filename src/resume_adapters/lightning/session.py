@@ -22,6 +22,7 @@ from resume_adapters.core.session.framework import CheckpointFacts
 from resume_adapters.core.session.held import SaveForm
 from resume_adapters.core.session.messages import log_finished
 from resume_adapters.core.session.new_run import new_run
+from resume_adapters.core.session.numbered import Training
 from resume_adapters.core.session.options import ResumeOptions
 from resume_adapters.core.session.rescale import Rescale
 from resume_adapters.core.session.session import Session
@@ -42,17 +43,31 @@ class FitSession:
 
     Args:
         named: the ``ckpt_path`` of the ``fit``.
+        training: what it was given, where its directory has the number of a version.
+        fit: which ``fit()`` of this trainer it is, from 1; those that failed do not count.
 
     Attributes:
         run: the run.
+        has_finished: it has trained to its end, now or in an earlier launch.
         loops: the trainer's loops.
         data: the training loaders.
     """
 
-    def __init__(self, trainer: Any, options: ResumeOptions, named: str | os.PathLike[str] | None) -> None:
+    def __init__(
+        self,
+        trainer: Any,
+        options: ResumeOptions,
+        named: str | os.PathLike[str] | None,
+        training: Training | None,
+        fit: int,
+    ) -> None:
         directory = Path(os.path.realpath(model_checkpoints.saving(trainer)[0].dirpath))
         self._trainer = trainer
         self._begins = _begins(trainer, named)
+        self._training = training
+        self._fit = fit
+        self._is_named = named is not None
+        self.has_finished = False
         self._unwanted: set[str] = set()
         self._wanted: frozenset[str] = frozenset()
         self._saves_to_memory = False
@@ -86,7 +101,10 @@ class FitSession:
         """
         self._session.require_continuation(self._extent())
         self._session.open()
+        if self._training is not None and self.run.storage_group.is_leader:
+            self._training.write(self.run.storage, self.run.directory)
         self._prefer_newer_hpc()
+        self._leave_to_other_fits()
         context = self._session.context
         self._session.prepare_observing()
         if self.loops.have_loaders:  # a strategy that is set up before it loads may have asked for them
@@ -104,6 +122,25 @@ class FitSession:
         self._framework.load(context, native)
         if context.rank_state is None:
             model_checkpoints.mark_saved(self._trainer, context.step)
+
+    def _leave_to_other_fits(self) -> None:
+        """Load nothing where the trainer has just finished what was saved, or a later ``fit()`` of it is to load it.
+
+        Lightning makes the optimizers of a further ``fit()`` anew.
+        """
+        context = self._session.context
+        saved = context.rank_state.fit if context is not None and context.rank_state is not None else None
+        if context is None or saved is None or self._is_named:
+            return
+        self.has_finished = saved > self._fit
+        if self.has_finished:
+            logger.info("This fit() has finished in an earlier launch: %s is of a later one.", context.path.name)
+        elif saved < self._fit and self._trainer.global_step == context.step:
+            logger.info("This fit() begins with the trainer as it is, as it would without this package.")
+            self._wanted = model_checkpoints.wanted(self._trainer)
+        else:
+            return
+        self._session.restorer.replace_context(None)
 
     def _register_loaders(self) -> None:
         """Register loaders that were made before the session; to resume, let them be made once more."""
@@ -142,6 +179,9 @@ class FitSession:
     def run_fit_loop(self, native: Callable[[], object]) -> None:
         """Run the fit loop, from the save point on if a checkpoint holds one."""
         context = self._session.context
+        if self.has_finished:
+            self._leave_as_it_was()
+            return
         if context is None or context.rank_state is None:
             native()
             return
@@ -153,7 +193,14 @@ class FitSession:
         )
         former = self.run.previous
         if former is not None and former.state is RunState.FINISHED and self._trainer.global_step == context.step:
-            log_finished(context.step)
+            log_finished(context.step, self.loops.why_over())
+
+    def _leave_as_it_was(self) -> None:
+        """Leave the run to a later ``fit()``, with the state that it had."""
+        former = self.run.previous
+        assert former is not None, "an earlier launch has saved"
+        state = RunState.FINISHED if former.state is RunState.FINISHED else RunState.STOPPED
+        self.run.set_state(state, step=former.step, epoch=former.epoch, horizon=former.horizon, result=former.result)
 
     def _restore(self, context: RestoreContext) -> None:
         """Restore what the start of the loop resets, and verify what the trainer loaded."""
@@ -203,7 +250,8 @@ class FitSession:
         return values, strategies.mean_gradients([each.gradients for each in saved])
 
     def _restore_start(self, context: RestoreContext) -> None:
-        self._trainer.should_stop = context.rank_state.should_stop
+        # A Timer has decided for itself: it may have been given more time.
+        self._trainer.should_stop |= context.rank_state.should_stop
         self._session.begin_observing()
         self.data.restore_random_state(context)
         self._session.move_schedules()
@@ -437,13 +485,14 @@ class FitSession:
             gradients=strategies.capture_gradients(loops),
             evaluation_workers=loops.evaluation_workers(),
             engine=None if self._framework.engine is None else self._framework.engine.rank_state(),
-            should_stop=self._trainer.should_stop,
+            should_stop=self._trainer.should_stop and not loops.is_out_of_time,
             checkpoints={},
             validated=loops.validated(),
             csv=logged_values.capture_rows(self._trainer, self.run.storage),
             tuned=tuning.capture(self._trainer),
             validation_data=self._framework.validation_data.capture(),
             limits=[self._limits, loops.limits],
+            fit=self._fit,
         )
 
     def parts(self) -> dict[str, Stateful]:
@@ -499,6 +548,7 @@ class FitSession:
         self._save_if_needed()
         native()
         self.run.saver.flush()
+        self.has_finished = True
         self._session.finish(
             self._extent(), step=self._trainer.global_step, epoch=self._epoch(), horizon=self._horizon()
         )

@@ -144,7 +144,7 @@ class ResumableLoop:
         self.resume()
         self._over = self._was_finished()
         if self._over:
-            log_finished(self.global_step)
+            log_finished(self.global_step, str(self._extent))
         else:
             try:
                 yield from self._epochs(count)

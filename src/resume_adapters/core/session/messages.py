@@ -100,9 +100,9 @@ def log_extra(name: str, extra: list[str]) -> None:
         logger.warning("%s: not in the manifest of %s, and not read.", extra_in_words(extra), name)
 
 
-def log_finished(step: int) -> None:
-    """Log that the run had finished, so that nothing is trained."""
-    logger.info("This run finished at step %d: nothing to do.", step)
+def log_finished(step: int, reason: str) -> None:
+    """Log that the run had finished, and why nothing is left to train."""
+    logger.info("This run finished at step %d (%s): nothing to do.", step, reason)
 
 
 def log_missing(entries: Iterable[PartEntry]) -> None:

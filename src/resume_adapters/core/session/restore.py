@@ -91,8 +91,8 @@ class Restorer:
         """Return the context in which a checkpoint is restored."""
         return RestoreContext(self._run, checkpoint, self._kind, verify=self._options.verify, rescale=self._rescale)
 
-    def replace_context(self, context: RestoreContext) -> None:
-        """Resume from a different checkpoint than was chosen: one outside the run directory that is newer."""
+    def replace_context(self, context: RestoreContext | None) -> None:
+        """Resume from a different checkpoint than was chosen: one outside the run directory that is newer, or none."""
         self.context = context
 
     def _require_invariants(self, context: RestoreContext) -> None:

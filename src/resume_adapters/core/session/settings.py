@@ -126,16 +126,17 @@ def read_settings(
     """
     by_name = keys.of_modules(dict(module.named_parameters()) for module in modules)
     return LaunchSettings(
-        _texts(arguments),
+        texts(arguments),
         [_of_optimizer(_inner(each, "optimizer"), names or {}, by_name if is_fixed else None) for each in optimizers],
         [type(_inner(each, "scheduler")).__name__ for each in schedulers],
         [name.partition(keys.OF_MODEL)[0] for name, each in by_name.items() if not each.requires_grad],
     )
 
 
-def _texts(values: Mapping[str, Any]) -> dict[str, str]:
-    texts = {name: as_text(value) for name, value in values.items()}
-    return {name: text for name, text in texts.items() if text is not None}
+def texts(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the plain settings among some values, as text."""
+    found = {name: as_text(value) for name, value in values.items()}
+    return {name: text for name, text in found.items() if text is not None}
 
 
 def _inner(wrapper: Any, name: str) -> Any:
@@ -151,7 +152,7 @@ def _of_optimizer(optimizer: Any, names: Mapping[str, str], parameters: Mapping[
     for group in held:
         start = {"lr": group["initial_lr"]} if "initial_lr" in group else {}
         plain = {key: value for key, value in {**group, **start}.items() if key not in _NOT_SETTINGS}
-        groups.append({names.get(key, key): text for key, text in _texts(plain).items()})
+        groups.append({names.get(key, key): text for key, text in texts(plain).items()})
     if parameters is None:
         return OptimizerSettings("", [], groups)
     # The state of what is sharded is saved by names.
