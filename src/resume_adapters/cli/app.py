@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import sys
@@ -17,10 +16,9 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from resume_adapters._version import __version__
-from resume_adapters.cli import run_directory
 from resume_adapters.cli.render import facts, give_way
 from resume_adapters.core.run_directory.status import RunState, RunStatus, is_alive, observed_state
-from resume_adapters.errors import ResumeError, UnsupportedSetting
+from resume_adapters.errors import UnsupportedSetting
 
 Document = dict[str, Any]
 """What a command found. Its keys are public: keys are added, never renamed."""
@@ -41,32 +39,19 @@ RUN, LOOK, STEER, MOVE = "Run and prove", "Look", "Steer", "Move"
 """The groups of commands in --help."""
 
 
-def complete_checkpoint(context: typer.Context, incomplete: str) -> list[str]:
-    """Return the checkpoints of the run directory on the command line whose names begin so."""
-    given = str(context.params.get("run_dir") or "")
-    with contextlib.suppress(ResumeError, OSError):
-        names = [row.path.name for row in run_directory.read(Path(given)).rows] if given else []
-        return [name for name in names if name.startswith(incomplete)]
-    return []
-
-
 _RUN_DIR = "The directory that the run saves its checkpoints in, or the one above its checkpoints/."
 _URL = "the URL of its copies: s3://bucket/runs/a."
 
 RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help=_RUN_DIR)]
 Place = Annotated[str, typer.Argument(metavar="RUN_DIR", help=f"{_RUN_DIR} Or {_URL}")]
+RunDirs = Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help=f"{_RUN_DIR} Several: an overview.")]
 Places = Annotated[
     list[str],
-    typer.Argument(metavar="RUN_DIR...", help=f"{_RUN_DIR} Several, or one above them: an overview. Or {_URL}"),
+    typer.Argument(metavar="RUN_DIR...", help=f"{_RUN_DIR} Several: an overview. Or {_URL}"),
 ]
 
 
-def names(metavar: str, words: str) -> Any:
-    """Return an argument that names checkpoints of a run directory, with completion."""
-    return typer.Argument(metavar=metavar, help=words, autocompletion=complete_checkpoint)
-
-
-Named = Annotated[str | None, names("CHECKPOINT", "A name or step; by default the newest.")]
+Named = Annotated[str | None, typer.Argument(metavar="CHECKPOINT", help="A name or step; by default the newest.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
 Force = Annotated[bool, typer.Option("--force", help="Do so even if the run seems to be running.")]
 

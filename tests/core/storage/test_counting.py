@@ -42,7 +42,6 @@ def test_it_does_what_the_storage_beneath_does_and_says_before_what_it_changes(t
     assert storage.digest(moved) == local.digest(moved)
     assert storage.entries(directory) == [] and storage.is_directory(directory)
     assert storage.stamp(moved) == local.stamp(moved) is not None and storage.free_bytes(directory) > 0
-    storage.keep_open(moved)()
     assert storage.exists(link) and storage.is_file(link) and storage.is_link(link)
     assert storage.read_link(link) == "moved" and storage.real_path(link) == local.real_path(moved)
     assert changed == []

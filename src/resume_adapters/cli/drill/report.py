@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 from resume_adapters.cli.drill.causes import likely_cause
@@ -20,8 +19,6 @@ from resume_adapters.cli.render import escape
 IDENTICAL, EQUIVALENT, DIFFERENT, UNDECIDED = "identical", "equivalent", "different", "undecided"
 EXIT_CODES = {IDENTICAL: 0, EQUIVALENT: 0, DIFFERENT: 1, UNDECIDED: 4}
 """The exit code for each verdict."""
-
-_FAULT = "#c0392b"
 
 _STYLES = {IDENTICAL: "bold green", EQUIVALENT: "bold green", DIFFERENT: "bold red", UNDECIDED: "bold yellow"}
 
@@ -75,7 +72,6 @@ def document(result: Result) -> dict[str, Any]:
         **judge(result.references, result.interrupted),
         "command": list(result.drill.command),
         "directory": str(result.drill.directory.absolute()),
-        "plot": None,
         "seed": result.drill.seed,
         "references": len(result.references),
         "launches": list(map(launch, result.interrupted.launches)),
@@ -129,8 +125,7 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
         )
     for shift in found["statistics"]:
         yield escape(f"  {Shift(**shift)}")
-    pictured = f"; the curves are in {found['plot']}" if found["plot"] else ""
-    yield escape(f"seed {found['seed']}, {found['seconds']:.0f} s{pictured}")
+    yield escape(f"seed {found['seed']}, {found['seconds']:.0f} s")
     yield escape(shlex.join(found["command"]))
 
 
@@ -146,36 +141,3 @@ def row(launch: dict[str, Any]) -> tuple[str, str, str]:
         what = str(Fault(facts["kind"], step, facts["operation"], facts["rank"]))
         what = what if happened else f"(the run was over before: {what})"
     return str(launch["launch"]), start, what
-
-
-def plot(file: Path, result: Result) -> Path:
-    """Write the losses of all runs as a PNG, with the faults and where each launch resumed, and return it."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")  # before pyplot is imported: a shell may have no display
-    from matplotlib import pyplot as plt
-
-    with plt.rc_context({"font.size": 11, "axes.spines.top": False, "axes.spines.right": False}):
-        figure, axes = plt.subplots(figsize=(10, 5), layout="constrained")
-        for reference in result.references:
-            label = "undisturbed" if reference is result.references[0] else None
-            axes.plot(*_curve(reference), color="#c9ccd1", linewidth=7, label=label)
-        for launch in result.interrupted.launches:
-            (steps, losses), step = _curve(Run((launch,))), launch.last_step
-            axes.plot(steps, losses, color="#1f5fa8", label="with faults" if launch.number == 1 else None)
-            if launch.resumed_from:
-                axes.axvline(launch.resumed_from, color="#1e8449", linestyle=":", zorder=0)
-            if launch.struck and launch.fault is not None and step in steps:
-                at = step, losses[steps.index(step)]
-                axes.plot(*at, "X", color=_FAULT, markersize=9, zorder=6)
-                axes.annotate(launch.fault.kind, at, (3, 8), textcoords="offset points", color=_FAULT)
-        axes.set(xlabel="optimizer step", ylabel="training loss", title="One command, undisturbed and with faults")
-        axes.legend(frameon=False)
-        figure.savefig(file, dpi=150)
-        plt.close(figure)
-    return file
-
-
-def _curve(run: Run) -> tuple[list[int], list[float]]:
-    losses = run.losses
-    return list(losses), list(losses.values())

@@ -87,7 +87,6 @@ class StepControl:
         self._has_launchers: Callable[[], bool] = lambda: True
         self._monitor: Monitor | None = None
         self._looked = 0.0
-        self._held = contextlib.ExitStack()
 
     # ---- Begin and end
 
@@ -112,7 +111,6 @@ class StepControl:
                 cadence.start(time.monotonic(), journal.history() if self._ranks.rank == 0 else ())
         self.flag.install()
         if is_leader:
-            self._held.callback(self._control.fencing.hold())
             with contextlib.suppress(OSError):  # the monitor looks again
                 self._look_for_stop_file()
         self._has_launchers = find_launchers()
@@ -122,7 +120,6 @@ class StepControl:
     def close(self) -> None:
         """Restore the signal handlers, end the monitor, and close the channel of the vote."""
         self.flag.uninstall()
-        self._held.close()
         if self._monitor is not None:
             self._monitor.stop()
         self._vote.close()

@@ -76,21 +76,6 @@ class Fencing:
         self._clock = clock
         self.token = uuid.uuid4().hex
 
-    @property
-    def file(self) -> Path:
-        """The file that the process of a running start holds open; see :meth:`hold`."""
-        return self._file
-
-    def hold(self) -> Callable[[], None]:
-        """Hold the file open while the run lasts; return what closes it.
-
-        ``resume-adapters stop --force`` kills only a process that does.
-        """
-        try:
-            return self._storage.keep_open(self._file)
-        except FileNotFoundError:  # somebody has removed it meanwhile
-            return lambda: None
-
     def generation(self) -> int:
         """Return the number of starts of the run directory so far."""
         current = self._read_generation()

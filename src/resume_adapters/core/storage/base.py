@@ -100,9 +100,6 @@ class Storage(Protocol):
     def append(self, path: Path, content: bytes) -> None:
         """Append to a file; create it if it is missing."""
 
-    def keep_open(self, path: Path) -> Callable[[], None]:
-        """Open a file, so that others see that this process has it open; return what closes it."""
-
     def sync(self, path: Path) -> None:
         """Force the content of a file, or the entries of a directory, onto the disk."""
 

@@ -158,9 +158,6 @@ class LocalStorage:
         with self._open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW) as file:
             _write_all(file, content)
 
-    def keep_open(self, path: Path) -> Callable[[], None]:
-        return functools.partial(os.close, os.open(path, os.O_RDONLY))
-
     def sync(self, path: Path) -> None:
         if path in self._held:
             os.fsync(self._held[path])
