@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from resume_adapters.core.run_directory.fencing import Fencing
+from resume_adapters.core.run_directory.control import Fencing
 from resume_adapters.core.storage.base import is_temporary, temporary_path
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import FencedOff, RunDirectoryUnusable

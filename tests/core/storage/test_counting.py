@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from resume_adapters.core.storage.base import Storage
-from resume_adapters.core.storage.counting import CHANGES, counting_storage
+from resume_adapters.core.storage.base import CHANGES, Storage, counting_storage
 from resume_adapters.core.storage.local import LocalStorage
 
 

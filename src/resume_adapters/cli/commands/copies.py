@@ -21,9 +21,8 @@ from resume_adapters.core.ranks import SINGLE_PROCESS
 from resume_adapters.core.run_directory.control import ControlDirectory
 from resume_adapters.core.run_directory.upkeep import prepare
 from resume_adapters.core.storage.groups import shared_by_all
-from resume_adapters.core.tiers.copying import Fetch
 from resume_adapters.core.tiers.remote import place_of
-from resume_adapters.core.tiers.tier import TierCheckpoint
+from resume_adapters.core.tiers.tier import Fetch, TierCheckpoint
 from resume_adapters.errors import TierUnavailable, UnsupportedSetting
 
 

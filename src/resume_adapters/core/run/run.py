@@ -28,10 +28,8 @@ from resume_adapters.core.run.context import RunOptions, new_context
 from resume_adapters.core.run.saver import Saver
 from resume_adapters.core.run.step_control import Progress, StepControl
 from resume_adapters.core.run.takeover import Takeover
-from resume_adapters.core.run_directory.launches import WastedLaunch
 from resume_adapters.core.run_directory.prune import Pruner
-from resume_adapters.core.run_directory.publisher import StatusPublisher
-from resume_adapters.core.run_directory.status import RunState, RunStatus, signed
+from resume_adapters.core.run_directory.status import RunState, RunStatus, StatusPublisher, WastedLaunch, signed
 from resume_adapters.core.stop import slurm
 from resume_adapters.core.stop.policy import is_warning
 from resume_adapters.core.storage.base import Storage
@@ -96,7 +94,7 @@ class ResumableRun:
         if former is not None:
             self.flag.continue_from(former)
         self._undo_at_close = contextlib.ExitStack()
-        self._publisher = StatusPublisher(self.control.status, self.control.fencing, self._status)
+        self._publisher = StatusPublisher(self.control.status, self.control.fencing.is_owned, self._status)
         self.steps = StepControl(context, self._publisher.refresh)
         self.pruner = Pruner(
             context.catalog,

@@ -17,8 +17,7 @@ from typing import NamedTuple
 from resume_adapters.core.log import logger
 from resume_adapters.core.run.context import RunContext
 from resume_adapters.core.run.monitor import Monitor
-from resume_adapters.core.run_directory.launches import WastedLaunch
-from resume_adapters.core.run_directory.status import RunState, RunStatus
+from resume_adapters.core.run_directory.status import RunState, RunStatus, WastedLaunch
 from resume_adapters.core.saving.cadence import chosen
 from resume_adapters.core.stop import slurm
 from resume_adapters.core.stop.policy import WALLTIME, is_warning

@@ -20,18 +20,15 @@ from resume_adapters.core.log import logger
 from resume_adapters.core.ranks import run_on_all_ranks
 from resume_adapters.core.recovery.plan import HeldCheckpoint
 from resume_adapters.core.run.context import RunContext
-from resume_adapters.core.run_directory.discovery import discover_groups
-from resume_adapters.core.run_directory.identity import original_of, read_identity, write_identity
+from resume_adapters.core.run_directory.discovery import discover_groups, original_of, read_identity, write_identity
 from resume_adapters.core.run_directory.journal import SET_ASIDE
-from resume_adapters.core.run_directory.launches import WastedLaunch, wasted_launches
-from resume_adapters.core.run_directory.status import RunStatus, may_start
+from resume_adapters.core.run_directory.status import RunStatus, WastedLaunch, may_start, wasted_launches
 from resume_adapters.core.run_directory.upkeep import free_latest, is_checkpoint, prepare, set_aside, sweep
 from resume_adapters.core.storage.groups import shared_by_all
-from resume_adapters.core.tiers.copying import Fetch
 from resume_adapters.core.tiers.memory import MemoryTier
 from resume_adapters.core.tiers.mirrors import LONGEST_COPY, group_ranks
 from resume_adapters.core.tiers.resume import TierCandidates, identity_of
-from resume_adapters.core.tiers.tier import Tier
+from resume_adapters.core.tiers.tier import Fetch, Tier
 from resume_adapters.errors import (
     CheckpointDamaged,
     CheckpointsExist,

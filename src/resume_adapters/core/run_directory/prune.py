@@ -18,7 +18,7 @@ from resume_adapters.core.checkpoint.validity import CommitHistory, check_digest
 from resume_adapters.core.ranks import SINGLE_PROCESS, Ranks, run_on_all_ranks
 from resume_adapters.core.run_directory.control import ControlDirectory, Leftovers
 from resume_adapters.core.run_directory.journal import Journal
-from resume_adapters.core.run_directory.placeholder import Placeholder
+from resume_adapters.core.run_directory.upkeep import Placeholder
 from resume_adapters.core.storage.base import Storage
 from resume_adapters.core.storage.groups import StorageGroup
 from resume_adapters.errors import CheckpointDamaged, FormatTooNew

@@ -27,7 +27,7 @@ from resume_adapters.core.checkpoint.layout import EXTRAS, LONGEST_NAME, MANIFES
 from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest, decode_manifest, encode_manifest
 from resume_adapters.core.checkpoint.retention import Candidate, Policy, plan_retention
 from resume_adapters.core.log import logger
-from resume_adapters.core.run_directory.fencing import next_generation
+from resume_adapters.core.run_directory.control import next_generation
 from resume_adapters.core.storage.base import Bytes, Storage, read_pieces
 from resume_adapters.core.tiers.object_store import ObjectStore
 from resume_adapters.core.tiers.tier import TierCheckpoint
