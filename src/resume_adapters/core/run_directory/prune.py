@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 
 from resume_adapters.core.checkpoint import layout, retention
 from resume_adapters.core.checkpoint.catalog import Catalog, Summary, newest_first, number_in
-from resume_adapters.core.checkpoint.layout import SUPERSEDED, superseded_path
+from resume_adapters.core.checkpoint.layout import SUPERSEDED
 from resume_adapters.core.checkpoint.remove import Fence, delete
-from resume_adapters.core.checkpoint.retention import Candidate, KeepAll, Plan, Policy
+from resume_adapters.core.checkpoint.retention import Candidate, Plan, Policy
 from resume_adapters.core.checkpoint.validity import CommitHistory, check_digests, read_manifest
 from resume_adapters.core.ranks import SINGLE_PROCESS, Ranks, run_on_all_ranks
 from resume_adapters.core.run_directory.control import ControlDirectory, Leftovers
@@ -263,7 +263,6 @@ class Pruner:
         self.fence = fence
         self._placeholder = placeholder
         self._has_committed = False
-        self._is_first = True
         self._held = held
         self._observed: Observed = contextlib.nullcontext if observed is None else observed
 
@@ -276,14 +275,12 @@ class Pruner:
             just_committed: name of the checkpoint that was just committed.
 
         Returns:
-            What is kept and what was removed, with reasons; nothing after a commit where all is kept.
+            What is kept and what was removed, with reasons.
         """
         run_on_all_ranks(group.leaders, self.fence, "prune")
         if just_committed is not None and not self._has_committed:
             self._placeholder.remove(self._control.leftovers, self.fence)
             self._has_committed = True
-        if just_committed is not None and not group.is_partial and self._keeps_all(just_committed):
-            return Plan({}, {})
         plan = plan_prune(
             self._catalog.storage,
             self.directory,
@@ -299,12 +296,3 @@ class Pruner:
         with self._observed(plan.remove):
             journal, leftovers = self._control.journal, self._control.leftovers
             return prune(self._catalog.storage, self.directory, plan, journal, leftovers, self.fence)
-
-    def _keeps_all(self, just_committed: str) -> bool:
-        """Return whether nothing can be removed after a commit, so that no checkpoint needs to be looked at."""
-        if not isinstance(self.keep, KeepAll):
-            return False
-        if self._is_first:  # a crash may have left one that was superseded, of any name
-            self._is_first = False
-            return not any(SUPERSEDED in entry.name for entry in self._catalog.storage.entries(self.directory))
-        return not layout.root_paths(self._catalog.storage, superseded_path(self.directory / just_committed))

@@ -93,35 +93,27 @@ def usable(directory: Path) -> Iterator[None]:
         ) from error
 
 
-def free_latest(storage: Storage, directory: Path, foreign: ForeignDetector, fence: Fence) -> str | None:
+def free_latest(storage: Storage, directory: Path, fence: Fence) -> str | None:
     """Free the name of the link to the newest checkpoint, where a directory has it.
 
-    Tools that copy links as files make one. A copy of a checkpoint that is there is set aside; one whose original is
-    missing gets a name of its own, and is a checkpoint like any other.
+    Tools that copy links as files make one. A copy of a checkpoint that is there is set aside.
 
     Returns:
         What was found and done; ``None`` if the name was free.
 
     Raises:
-        RunDirectoryUnusable: a directory has that name that is no checkpoint.
+        RunDirectoryUnusable: a directory has that name that is no copy of a checkpoint here.
     """
     latest = directory / LATEST
     if not storage.is_directory(latest) or storage.is_link(latest):
         return None
-    if not is_checkpoint(storage, latest, foreign):
+    if (original := _original(storage, latest)) is None:
         raise RunDirectoryUnusable(
             f"{latest} is a directory; expected that name to be free for the link to the newest checkpoint: rename it",
             path=latest,
         )
-    found = f"{latest} is a directory: some tools copy a link as one. It is a copy"
-    original = _original(storage, latest)
-    if original is not None:
-        return f"{found} of {original.name}, and is moved to {set_aside(storage, latest, fence)}"
-    number = 1
-    while is_present(storage, renamed := directory / f"{LATEST}-copy-{number}"):
-        number += 1
-    move(storage, {latest: renamed}, fence)
-    return f"{found} of a checkpoint that is not here, and is renamed to {renamed.name}"
+    found = f"{latest} is a directory: some tools copy a link as one. It is a copy of {original.name}"
+    return f"{found}, and is moved to {set_aside(storage, latest, fence)}"
 
 
 def _original(storage: Storage, copy: Path) -> Path | None:
