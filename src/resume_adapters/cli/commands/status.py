@@ -16,10 +16,10 @@ from resume_adapters.cli import run_directory
 from resume_adapters.cli.app import EXIT_CODES, Document, Json, Places, RunDirs, app, console, show
 from resume_adapters.cli.render import age, ahead, escape, labels, number, size, state, table
 from resume_adapters.cli.run_directory import RunDirectory, open_url, read_url
-from resume_adapters.core.checkpoint import policy_text
 from resume_adapters.core.checkpoint.checkpoint import CheckpointInfo
 from resume_adapters.core.checkpoint.layout import CONTROL
 from resume_adapters.core.checkpoint.manifest import describe_cursor
+from resume_adapters.core.checkpoint.retention import parse_best
 from resume_adapters.core.run_directory.status import RunState, WastedLaunch, is_alive, observed_state, wasted_launches
 from resume_adapters.core.tiers.options import is_url
 from resume_adapters.errors import UnsupportedSetting
@@ -41,7 +41,7 @@ def list_checkpoints(
     Of several run directories (ls runs/*), an overview: one line for each run. Only the sizes of the files are checked.
     To check their content, use verify.
     """
-    wanted = policy_text.best(best) if best is not None else None
+    wanted = parse_best(best) if best is not None else None
     url = _only_url(run_dir)
     runs = [read_url(open_url(url), url)] if url else run_directory.read_all(list(map(Path, run_dir)))
     if len(run_dir) == 1:

@@ -27,9 +27,9 @@ from resume_adapters.cli.commands.run import with_options
 from resume_adapters.cli.commands.status import describe, status_table
 from resume_adapters.cli.render import escape, size, state, table
 from resume_adapters.cli.run_directory import STORAGE
-from resume_adapters.core.checkpoint import policy_text
 from resume_adapters.core.checkpoint.layout import latest_form, point_latest
 from resume_adapters.core.checkpoint.resolve import open_checkpoint
+from resume_adapters.core.checkpoint.retention import parse_best
 from resume_adapters.core.checkpoint.validity import NoForeign
 from resume_adapters.core.run_directory.prune import plan_prune, prune
 from resume_adapters.core.run_directory.status import RunState, RunStatus, observed_state
@@ -60,7 +60,7 @@ def prune_run(
     options = TextOptions(**given)
     keep = options.policy()
     for text in options.keep_best:
-        run.require_metric(policy_text.best(text).metric)
+        run.require_metric(parse_best(text).metric)
     plan = plan_prune(STORAGE, run.path, keep, control.journal.committed(), now=time.time())
     if not dry_run:
         refuse_running(run.status(), run.path, force)

@@ -19,11 +19,16 @@ from resume_adapters.core.run.context import RunContext
 from resume_adapters.core.run.monitor import Monitor
 from resume_adapters.core.run_directory.status import RunState, RunStatus, WastedLaunch
 from resume_adapters.core.saving.cadence import chosen
-from resume_adapters.core.stop import slurm
 from resume_adapters.core.stop.policy import WALLTIME, is_warning
 from resume_adapters.core.stop.processes import find_launchers, start_time
 from resume_adapters.core.stop.vote import SaveWish, StopVote, common_reason
-from resume_adapters.core.stop.walltime import Deadline, ShutdownMargin, describe_shortage, find_deadline
+from resume_adapters.core.stop.walltime import (
+    Deadline,
+    ShutdownMargin,
+    describe_shortage,
+    find_deadline,
+    slurm_time_left,
+)
 
 _LOOK_EVERY = 1.0
 """Seconds between two looks for the stop file while data is skipped."""
@@ -130,7 +135,7 @@ class StepControl:
             os.environ,
             now=self._clock(),
             began=self._process_began,
-            ask=slurm.time_left if first else lambda job: None,  # the other ranks learn of it by the vote
+            ask=slurm_time_left if first else lambda job: None,  # the other ranks learn of it by the vote
         )
         if found is not None and first:
             ends = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.at))
