@@ -49,7 +49,6 @@ def test_a_run_that_was_killed_and_stopped_in_every_way_is_identical(command, tm
     stopped = next(launch for launch in found["launches"] if launch["fault"] and launch["fault"]["kind"] == "term")
     assert resumed[stopped["launch"]] == stopped["last_step"], "SIGTERM saves"
     assert found["final_loss"]["reference"] == found["final_loss"]["interrupted"]
-    assert (tmp_path / "drill" / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert command("verify", tmp_path / "drill" / "interrupted" / "run").code == 0
     assert done.err.count("SIGKILL") == 4
 
@@ -131,9 +130,6 @@ def test_a_stop_file_reaches_a_run_that_saves_below_the_run_directory(command, t
     assert done.code == 0, done.err
     assert [launch["fault"]["happened"] for launch in done.json["launches"] if launch["fault"]] == [True]
     assert done.json["launches"][1]["resumed_from"] == done.json["launches"][0]["last_step"], "a stop saves"
-    runs = [tmp_path / "drill" / name / "run" / "below" for name in ("interrupted", "reference")]
-    differing = [each["name"] for each in command("diff", *runs, "--json").json["differences"]]
-    assert all(".python." in name or ".numpy." in name for name in differing), "which this job does not seed"
 
 
 def test_a_command_that_saves_into_its_own_run_directory_is_stopped(command, tmp_path):

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from resume_adapters import KeepBest, KeepEvery, KeepLast, KeepWithin
-from resume_adapters.core.checkpoint import policy_text
+from resume_adapters.core.checkpoint.retention import join_policies, parse_best, parse_period
 from resume_adapters.core.run_directory.control import ControlDirectory
 from resume_adapters.core.run_directory.status import RunState, RunStatus, signed
 from resume_adapters.core.storage.local import LocalStorage
@@ -117,10 +117,10 @@ def test_refuses_while_the_run_may_be_running(command, run_dir, host):
 
 
 def test_reads_every_option_as_its_policy():
-    joined = policy_text.join(3, [KeepBest(2, "accuracy", "max")], 100, "1.5h")
+    joined = join_policies(3, [KeepBest(2, "accuracy", "max")], 100, "1.5h")
     expected = KeepBest(2, "accuracy", "max") | KeepLast(3) | KeepEvery(100) | KeepWithin(timedelta(hours=1.5))
     assert joined == expected
-    assert policy_text.best("accuracy:max:2") == KeepBest(2, "accuracy", "max")
-    assert policy_text.best("eval_loss") == KeepBest(1, "eval_loss", "min")
+    assert parse_best("accuracy:max:2") == KeepBest(2, "accuracy", "max")
+    assert parse_best("eval_loss") == KeepBest(1, "eval_loss", "min")
     periods = {"30s": 30, "90m": 5400, "12h": 43200, "7d": 604800, "1w": 604800}
-    assert {text: policy_text.period(text).total_seconds() for text in periods} == periods
+    assert {text: parse_period(text).total_seconds() for text in periods} == periods

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -68,37 +64,6 @@ def test_stop_asks_and_returns(command, run_dir, training):
     assert status(run_dir)["state"] == "stopped"
 
 
-def test_stop_by_force_kills(command, run_dir, training):
-    asked = command("stop", run_dir, "--force")
-    assert asked.code == 2 and "pass --yes as well" in asked.err
-    done = command("stop", run_dir, "--force", "--yes", "--json")
-    assert (done.code, done.json["state"]) == (0, "killed")
-    assert training.wait().killed
-
-
-@pytest.mark.parametrize("answer", ["y", "n"])
-def test_stop_by_force_asks_at_a_terminal(run_dir, training, answer):
-    master, terminal = os.openpty()
-    words = [sys.executable, "-m", "resume_adapters.cli", "stop", run_dir, "--force"]
-    stopping = subprocess.Popen(words, stdin=terminal, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    os.write(master, f"{answer}\n".encode())
-    assert stopping.wait(240) == (0 if answer == "y" else 1)
-    assert training.alive() == (answer == "n")
-    os.close(master)
-    os.close(terminal)
-
-
-def test_stop_by_force_kills_no_process_that_a_forged_status_names(command, run_dir):
-    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    forged = {"state": "running", "host": socket.gethostname(), "pid": bystander.pid, "updated": time.time()}
-    (run_dir / ".resume" / "status.json").write_bytes(msgspec.json.encode(status(run_dir) | forged))
-    done = command("stop", run_dir, "--force", "--yes")
-    assert (done.code, bystander.poll()) == (2, None)
-    assert "does not hold" in done.err and "time.sleep" in done.err
-    bystander.kill()
-    bystander.wait()
-
-
 def test_waiting_tells_that_the_run_ended_otherwise(start_command, run_dir, tmp_path, training):
     training.signal(signal.SIGSTOP)
     waiting = start_command(tmp_path / "waiting", "stop", run_dir, "--wait")
@@ -115,43 +80,6 @@ def test_stop_does_nothing_where_nothing_runs(command, run_dir):
     assert (done.code, done.json["state"], done.json["asked"]) == (0, "finished", False)
     assert "Nothing runs in" in command("stop", run_dir).out
     assert not (run_dir / ".resume" / "stop").exists()
-
-
-def test_only_a_process_on_this_host_can_be_killed(command, run_dir):
-    found = status(run_dir) | {"state": "running", "host": "elsewhere.example", "job": "4711"}
-    (run_dir / ".resume" / "status.json").write_bytes(msgspec.json.encode(found))
-    done = command("stop", run_dir, "--force")
-    assert done.code == 2
-    assert "end its job, 4711" in done.err
-
-
-# ---- status --watch
-
-
-def test_watch_waits_for_the_next_launch_and_follows_it_to_its_end(start_command, run_dir, tmp_path, training):
-    watching = start_command(tmp_path / "watching", "status", run_dir, "--watch", "--json")
-    output = tmp_path / "watching" / "output.0"
-    until(output.exists)
-
-    def printed():
-        lines = output.read_bytes().splitlines(keepends=True)
-        return [json.loads(line) for line in lines if line.endswith(b"\n")]
-
-    until(lambda: len(found := printed()) > 1 and found[0]["step"] < found[-1]["step"] and found[-1].get("rate"))
-    training.signal(signal.SIGTERM)
-    assert training.wait().statuses == (0,)
-    until(lambda: printed()[-1]["state"] == "stopped")
-    assert watching.alive(), "a stopped run is launched again"
-    halt(run_dir)
-    watching.wait().require_success()
-    # Unknown is a status that is being written, here by the test.
-    documents = [each for each in printed() if each["state"] != "unknown"]
-    states = [each["state"] for each in documents]
-    assert states == sorted(states, key=["running", "stopped", "halted"].index) and states[-1] == "halted"
-    live = documents[states.index("stopped") - 1]
-    assert documents[0]["step"] < live["step"]
-    assert live["rate"] > 0
-    assert live["eta"] > time.time()
 
 
 def test_the_live_status_is_for_people_too(command, run_dir, training):
@@ -183,7 +111,7 @@ def test_undoing_leaves_another_run_as_it_is(command, run_dir):
     before = status(run_dir)
     assert command("stop", "--undo", run_dir).code == 0
     assert status(run_dir) == before
-    assert command("stop", "--undo", "--force", run_dir).code == 2
+    assert command("stop", "--undo", "--wait", run_dir).code == 2
 
 
 # ---- rewind

@@ -8,7 +8,6 @@ import pytest
 
 from resume_adapters.cli.render import escape, visible
 from resume_adapters.core.run_directory.status import RunState
-from resume_adapters.core.stop.processes import command_line, has_open
 
 EVIL = "\x1b]0;owned\x07\x1b[31mred\x9b1m\u202e"
 
@@ -40,8 +39,3 @@ def test_json_has_the_text_as_it_is(command, run_dir, make_run) -> None:
     make_run(run_dir, {40: {}}).set_state(RunState.FAILED, step=40, reason=EVIL)
     done = command("status", run_dir, "--json")
     assert json.loads(done.out)["reason"] == EVIL
-
-
-def test_a_process_that_is_gone_holds_nothing() -> None:
-    assert has_open(1 << 30, "/") is None
-    assert command_line(1 << 30) == ""

@@ -393,14 +393,14 @@ def test_only_pruning_removes_a_committed_checkpoint() -> None:
         "commit._abandon",
         "upkeep.sweep",
         "prune.prune",
-        "placeholder.remove",
+        "upkeep.remove",
         "memory._remove",  # of the copies in memory
         "memory.pending",
         "object_store.discard",  # objects of a tier, by the client's function of that name
     }
     assert callers("delete_all") == {"memory.clear", "memory.give_back"}
     assert callers("delete_leftover") == {"upkeep.sweep"}
-    assert callers("delete_begun") == {"commit._abandon", "commit._delete_emptied", "commit.take", "commit.close"}
+    assert callers("delete_begun") == {"commit._abandon", "commit._delete_emptied"}
     assert callers("remove_tree") == {
         "remove._remove",
         "remove.delete_all",  # of the copies in memory
@@ -418,5 +418,5 @@ def test_only_pruning_removes_a_committed_checkpoint() -> None:
         "status.remove",
         "discovery.ranks_by_directory",
         "discovery.take_away",
-        "diagnosis.find_disk_error",
+        "base.find_disk_error",
     }

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from resume_adapters.integrations.deepspeed_engine.compat import is_before
+from resume_adapters.integrations.deepspeed_engine.supported import is_before
 
 import contract
 from contract import reference  # noqa: F401  # fixtures

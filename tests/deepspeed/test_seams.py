@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 from resume_adapters.core.recovery.updates import UpdateWatch
 from resume_adapters.deepspeed import framework
 from resume_adapters.errors import UnsupportedSetting
-from resume_adapters.integrations.deepspeed_engine import compat, recovery
+from resume_adapters.integrations.deepspeed_engine import recovery, supported
 
 import contract
 
@@ -34,7 +34,7 @@ VERSION = f"in deepspeed {deepspeed.__version__}"
 
 def test_an_older_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever adapter drives it."""
-    contract.older_framework_is_refused(compat, deepspeed, monkeypatch)
+    contract.older_framework_is_refused(supported, deepspeed, monkeypatch)
 
 
 def test_what_an_older_version_cannot_do_exactly_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,14 +42,14 @@ def test_what_an_older_version_cannot_do_exactly_is_refused(monkeypatch: pytest.
     monkeypatch.setattr(torch.distributed, "get_backend", lambda: backend)
     monkeypatch.setattr(deepspeed, "__version__", "0.19.7")
     with pytest.raises(UnsupportedSetting, match=r"deepspeed 0\.19\.7 does not wait .* use 0\.19\.8 or newer"):
-        compat.require_ordered_gathers(3, 2)
+        supported.require_ordered_gathers(3, 2)
     for stage, ranks in ((2, 2), (3, 1)):
-        compat.require_ordered_gathers(stage, ranks)
+        supported.require_ordered_gathers(stage, ranks)
     backend = "nccl"
-    compat.require_ordered_gathers(3, 2)
+    supported.require_ordered_gathers(3, 2)
     monkeypatch.setattr(deepspeed, "__version__", "0.19.8")
     backend = "gloo"
-    compat.require_ordered_gathers(3, 2)
+    supported.require_ordered_gathers(3, 2)
 
 
 @pytest.mark.parametrize("keyword", ["collate", "plain"])

@@ -27,7 +27,7 @@ from resume_adapters.core.state.records import Record
 from resume_adapters.core.state.stateful import ModuleBuffers, Stateful
 from resume_adapters.core.state.weights import updated
 from resume_adapters.errors import UnsupportedSetting
-from resume_adapters.integrations.deepspeed_engine.rank_state import EngineRankState
+from resume_adapters.integrations.deepspeed_engine.names import EngineRankState
 
 _SHARDING = "1.9"
 """From this version on, FSDP2 loads the full state on every process, and DeepSpeed accumulates under ZeRO-2 and 3."""

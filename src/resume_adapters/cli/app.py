@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import msgspec
 import typer
 from rich.console import Console, RenderableType
 from rich.table import Table
-from typer.core import TyperGroup
 
 from resume_adapters._version import __version__
-from resume_adapters.cli import run_directory
 from resume_adapters.cli.render import facts, give_way
 from resume_adapters.core.run_directory.status import RunState, RunStatus, is_alive, observed_state
-from resume_adapters.errors import ResumeError, UnsupportedSetting
+from resume_adapters.errors import UnsupportedSetting
 
 Document = dict[str, Any]
 """What a command found. Its keys are public: keys are added, never renamed."""
@@ -33,44 +29,26 @@ EXIT_CODES = (
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # rich's boxes cut long options, and break words, on 80 columns
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=f"{EXIT_CODES[:-1]}; 4 the drill could not judge.",
 )
-
-RUN, LOOK, STEER, MOVE = "Run and prove", "Look", "Steer", "Move"
-"""The groups of commands in --help."""
-
-
-def complete_checkpoint(context: typer.Context, incomplete: str) -> list[str]:
-    """Return the checkpoints of the run directory on the command line whose names begin so."""
-    given = str(context.params.get("run_dir") or "")
-    with contextlib.suppress(ResumeError, OSError):
-        names = [row.path.name for row in run_directory.read(Path(given)).rows] if given else []
-        return [name for name in names if name.startswith(incomplete)]
-    return []
-
 
 _RUN_DIR = "The directory that the run saves its checkpoints in, or the one above its checkpoints/."
 _URL = "the URL of its copies: s3://bucket/runs/a."
 
 RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help=_RUN_DIR)]
 Place = Annotated[str, typer.Argument(metavar="RUN_DIR", help=f"{_RUN_DIR} Or {_URL}")]
+RunDirs = Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help=f"{_RUN_DIR} Several: an overview.")]
 Places = Annotated[
     list[str],
-    typer.Argument(metavar="RUN_DIR...", help=f"{_RUN_DIR} Several, or one above them: an overview. Or {_URL}"),
+    typer.Argument(metavar="RUN_DIR...", help=f"{_RUN_DIR} Several: an overview. Or {_URL}"),
 ]
 
 
-def names(metavar: str, words: str) -> Any:
-    """Return an argument that names checkpoints of a run directory, with completion."""
-    return typer.Argument(metavar=metavar, help=words, autocompletion=complete_checkpoint)
-
-
-Named = Annotated[str | None, names("CHECKPOINT", "A name or step; by default the newest.")]
+Named = Annotated[str | None, typer.Argument(metavar="CHECKPOINT", help="A name or step; by default the newest.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
 Force = Annotated[bool, typer.Option("--force", help="Do so even if the run seems to be running.")]
-
-_LINE_BREAK = re.compile(r"(?<!\n)\n(?!\n)")
 
 _UNLIMITED = 10_000
 """Columns of a table that is not printed on a terminal: each of its rows is one line."""
@@ -89,23 +67,6 @@ def main(
     ] = False,
 ) -> None:
     """Inspect, verify and prune a run directory of resume-adapters, and steer its run."""
-
-
-def with_plain_help() -> TyperGroup:
-    """Return the command: its help breaks no line where the docstring does, and calls no flag a <bool>.
-
-    The help of each command is in click's form: rich's boxes cut long options, and break words, on 80 columns.
-    """
-    group = cast(TyperGroup, typer.main.get_command(app))
-    outer = typer.Context(cast(Any, group), **group.context_settings)
-    inner = [typer.Context(cast(Any, command), parent=outer) for command in group.commands.values()]
-    for context in (outer, *inner):
-        cast(Any, context.command).rich_markup_mode = "rich" if context is outer else None
-        context.command.help = _LINE_BREAK.sub(" ", context.command.help or "")
-        for parameter in context.command.get_params(context):
-            if getattr(parameter, "is_flag", False):
-                cast(Any, parameter).metavar = ""
-    return group
 
 
 def console() -> Console:

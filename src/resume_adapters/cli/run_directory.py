@@ -192,11 +192,10 @@ def read(path: Path) -> RunDirectory:
 
 
 def read_all(paths: list[Path]) -> list[RunDirectory]:
-    """Read several run directories, or those below a directory that is none; what else is given is left out.
+    """Read several run directories; what else is given is left out.
 
     Raises:
-        RunDirectoryUnusable: one path is given, and it neither is a run directory nor has one below it; or several are,
-            and there is none among them.
+        RunDirectoryUnusable: there is none among them.
     """
     found, problems = [], []
     for path in paths:
@@ -204,30 +203,13 @@ def read_all(paths: list[Path]) -> list[RunDirectory]:
             found.append(read(path))
         except RunDirectoryUnusable as error:
             problems.append(error)
-            found += [read(each) for each in _below(Path(os.path.abspath(path)))]
     if not found:
         raise problems[0]
     return found
 
 
-def _below(path: Path) -> list[Path]:
-    """Return the run directories below a directory, by name; none in a checkpoint or in another run directory."""
-    found = []
-    for directory, names, _ in os.walk(path):
-        here = Path(directory)
-        if CONTROL in names:
-            found.append(here)
-        is_end = CONTROL in names or len(here.relative_to(path).parts) >= _DEPTH
-        within = [] if is_end else [here / name for name in names if not name.startswith(".")]
-        names[:] = [each.name for each in within if state_of(STORAGE, each) is CheckpointState.FOREIGN]
-    return sorted(found)
-
-
 _CHECKPOINTS = "checkpoints"
 """Where Accelerate and Lightning put the run directory in a project directory."""
-
-_DEPTH = 5
-"""How many levels below a directory run directories are looked for."""
 
 
 def require_intact(checkpoint: Path, manifest: Manifest, entries: tuple[FileEntry, ...]) -> None:

@@ -48,11 +48,11 @@ position made of it) -> ``session/loaders.py`` (saved, and restored on this or a
 
 **A copy beyond the run directory**: ``run/saver.py`` (a commit) -> ``tiers/mirrors.py`` (a thread) ->
 ``tiers/remote.py`` -> ``tiers/object_store.py``. At a start, ``run/takeover.py`` ->
-``tiers/resume.py`` (which checkpoint) -> ``tiers/copying.py`` -> ``checkpoint/commit.py``. In memory:
+``tiers/resume.py`` (which checkpoint) -> ``tiers/tier.py`` -> ``checkpoint/commit.py``. In memory:
 ``saving/engine.py`` -> ``tiers/memory.py`` -> ``checkpoint/commit.py``.
 
 **A watched run**, as a drill starts it: ``trace/log.py`` (its lines, and the file operations that it counts through
-``storage/counting.py``) -> ``trace/points.py`` (where it stops itself) -> ``session/trace.py`` (a line for each step).
+``storage/base.py``) -> ``trace/points.py`` (where it stops itself) -> ``session/trace.py`` (a line for each step).
 
 **A failure within a restartable block**: ``recovery/block.py`` (the loop of attempts) -> ``recovery/watch.py`` and
 ``recovery/groups.py`` (a peer fails, and what this rank waits for is cut) -> ``recovery/meeting.py`` ->

@@ -27,7 +27,7 @@ from resume_adapters.core.state.stateful import Stateful
 from resume_adapters.errors import UnsupportedSetting
 from resume_adapters.integrations.deepspeed_engine import files, names
 from resume_adapters.integrations.deepspeed_engine.engine import EngineState
-from resume_adapters.integrations.deepspeed_engine.rank_state import EngineRankState
+from resume_adapters.integrations.deepspeed_engine.names import EngineRankState
 from resume_adapters.integrations.trackers.runs import Trackers
 
 

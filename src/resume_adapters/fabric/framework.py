@@ -10,8 +10,7 @@ from resume_adapters.core.choices import Stage
 from resume_adapters.core.dataloader.progress import batch_size
 from resume_adapters.core.loop.loader import LoopLoader
 from resume_adapters.core.loop.plain import PlainFramework
-from resume_adapters.core.saving.readers import own_methods
-from resume_adapters.core.saving.staging import StagingOptions
+from resume_adapters.core.saving.staging import StagingOptions, own_methods
 from resume_adapters.core.session.framework import FrameworkFacts
 from resume_adapters.core.session.session import Session
 from resume_adapters.fabric.objects import FabricObjects, name_of, version

@@ -21,8 +21,7 @@ from resume_adapters.core.choices import Stage
 from resume_adapters.core.observed.walk import Subjects
 from resume_adapters.core.patching import replaced, unchanged_copy, wrapped
 from resume_adapters.core.run.run import ResumableRun
-from resume_adapters.core.saving.readers import own_methods
-from resume_adapters.core.saving.staging import StagingOptions
+from resume_adapters.core.saving.staging import StagingOptions, own_methods
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.framework import Framework, FrameworkFacts
 from resume_adapters.core.session.options import OptionsCallback

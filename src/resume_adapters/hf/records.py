@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from resume_adapters.core.dataloader.progress import LoaderPosition
 from resume_adapters.core.session.records import LoaderState, RankState
 from resume_adapters.core.state.records import FRESH, Record
-from resume_adapters.integrations.deepspeed_engine.rank_state import EngineRankState
+from resume_adapters.integrations.deepspeed_engine.names import EngineRankState
 
 
 @dataclass

@@ -20,8 +20,7 @@ from resume_adapters.core.observed import own_objects
 from resume_adapters.core.observed.walk import Subjects
 from resume_adapters.core.patching import replaced
 from resume_adapters.core.ranks import current_world_size
-from resume_adapters.core.saving.readers import own_methods
-from resume_adapters.core.saving.staging import StagingOptions
+from resume_adapters.core.saving.staging import StagingOptions, own_methods
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.framework import Framework, FrameworkFacts
 from resume_adapters.core.session.loaders import missing_lines

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from resume_adapters.core.session.records import LoaderState, RankState
 from resume_adapters.core.state.records import Stored
-from resume_adapters.integrations.deepspeed_engine.rank_state import EngineRankState
+from resume_adapters.integrations.deepspeed_engine.names import EngineRankState
 from resume_adapters.lightning.logged_values import LoggedValues
 from resume_adapters.lightning.loops import LoopProgress, SavePoint
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from resume_adapters.cli.drill.trace import LaunchTrace, Run
+from resume_adapters.cli.drill.job import LaunchTrace, Run
 
 
 class Traces:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from resume_adapters.cli.drill.causes import likely_cause
-from resume_adapters.cli.drill.comparison import compare
-from resume_adapters.cli.drill.trace import LaunchTrace, Run
+from resume_adapters.cli.drill.comparison import compare, likely_cause
+from resume_adapters.cli.drill.job import LaunchTrace, Run
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from resume_adapters.cli.drill.drill import facts_of
 from resume_adapters.cli.drill.faults import KINDS, Facts, Fault, choose, parse
-from resume_adapters.cli.drill.trace import LaunchTrace
+from resume_adapters.cli.drill.job import LaunchTrace
 from resume_adapters.errors import UnsupportedSetting
 
 FACTS = Facts(60, {step: 30 + step for step in range(5, 61, 5)}, dict.fromkeys(range(20, 61, 5), 9), 2, True)

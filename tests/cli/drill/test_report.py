@@ -6,7 +6,7 @@ import pytest
 
 from resume_adapters.cli.drill import report
 from resume_adapters.cli.drill.faults import Fault
-from resume_adapters.cli.drill.trace import LaunchTrace
+from resume_adapters.cli.drill.job import LaunchTrace
 
 
 @pytest.mark.parametrize(("kind", "said"), [("step", "SIGKILL after step 26"), ("stop", "a stop file, after step 23")])

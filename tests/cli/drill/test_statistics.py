@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from resume_adapters.cli.drill.statistics import LEVEL, shifts, student, student_quantile
+from resume_adapters.cli.drill.report import LEVEL, shifts, student, student_quantile
 
 RESUMES = [20, 50, 90, 130, 170]
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from resume_adapters.cli.drill.trace import Run, TraceReader, loss_of
+from resume_adapters.cli.drill.job import Run, TraceReader, loss_of
 
 
 def test_reads_each_line_once_and_leaves_a_torn_one(tmp_path, traces):

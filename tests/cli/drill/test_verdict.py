@@ -6,9 +6,8 @@ import random
 
 import pytest
 
-from resume_adapters.cli.drill.report import DIFFERENT, EQUIVALENT, IDENTICAL, UNDECIDED, judge
-from resume_adapters.cli.drill.statistics import Shift
-from resume_adapters.cli.drill.trace import Run
+from resume_adapters.cli.drill.job import Run
+from resume_adapters.cli.drill.report import DIFFERENT, EQUIVALENT, IDENTICAL, UNDECIDED, Shift, judge
 
 SEGMENTS = (range(1, 34), range(31, 68), range(61, 110), range(101, 140), range(131, 161))
 

@@ -14,7 +14,7 @@ import pytest
 
 from resume_adapters import KeepLast
 from resume_adapters.core.checkpoint.commit import TRANSITIONS
-from resume_adapters.core.checkpoint.layout import CheckpointState, state_of
+from resume_adapters.core.checkpoint.layout import CheckpointState, is_unfinished, state_of
 from resume_adapters.core.checkpoint.remove import supersede
 from resume_adapters.core.storage.base import Storage
 from resume_adapters.core.storage.local import LocalStorage
@@ -424,3 +424,14 @@ def test_a_leftover_that_another_start_removes_at_the_same_moment_is_removed(tmp
     at = next(number for number, (_, path) in enumerate(counting.operations) if path.name.endswith("-begin-70"))
     Miniature(tmp_path, storage=faults.FreezingStorage(at, leftover.rmdir))
     assert not miniature.leftovers(tmp_path)
+
+
+def test_the_marker_has_the_name_of_its_checkpoint_when_it_is_committed(tmp_path: Path) -> None:
+    """Otherwise what is left undone after a commit would not be done by the next start."""
+    job = Miniature(tmp_path, storage=(storage := faults.FailingStorage(errno.EIO, 10**9, only=("remove_file",))))
+    job.commit(10)
+    storage.fail_at = len(storage.operations)
+    with pytest.raises(SaveFailed, match="is committed, but what follows"):
+        job.commit(20)
+    assert storage.operations[-1][1].name == "pending"
+    assert is_unfinished(LocalStorage(), tmp_path / miniature.name(20))

@@ -138,22 +138,14 @@ def test_a_copy_of_the_newest_checkpoint_in_the_place_of_latest_is_set_aside(
     assert "It is a copy of checkpoint-10, and is moved to" in caplog.text
 
 
-def test_a_copy_in_the_place_of_latest_is_resumed_from_if_it_is_all_that_is_left(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_is_no_copy_keeps_the_name_of_latest(tmp_path: Path) -> None:
     directory = copied(tmp_path)
-    (directory / "latest-copy-1").mkdir()
     shutil.rmtree(directory / "checkpoint-10")
+    with pytest.raises(RunDirectoryUnusable, match=r"is a directory; expected that name to be free.*rename it"):
+        Miniature(directory)
+    (directory / "latest").rename(directory / "kept")
     job = Miniature(directory)
     assert (job.step, job.text) == (10, "state at 10")
-    assert os.readlink(directory / "latest") == "latest-copy-2"
-    assert "of a checkpoint that is not here, and is renamed to latest-copy-2" in caplog.text
-
-
-def test_a_foreign_checkpoint_in_the_place_of_latest_is_a_checkpoint_like_any_other(tmp_path: Path) -> None:
-    (tmp_path / "latest").mkdir()
-    job = Miniature(tmp_path, foreign=Foreign(lambda path: ForeignStep(30) if path.name.startswith("latest") else None))
-    assert (job.step, job.choice.checkpoint and job.choice.checkpoint.path.name) == (30, "latest-copy-1")
 
 
 def test_a_checkpoint_that_is_a_link_out_of_the_run_directory_is_not_taken(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from resume_adapters.core.recovery.meeting import Meeting
 from resume_adapters.core.recovery.memory import MemoryDirectory
 from resume_adapters.core.recovery.options import BlockOptions
 from resume_adapters.core.recovery.options import Launch as LaunchOfBlock
-from resume_adapters.core.run_directory.fencing import Fencing
+from resume_adapters.core.run_directory.control import Fencing
 from resume_adapters.core.run_directory.status import RunState, RunStatus, StatusFile
 from resume_adapters.core.session.held import HeldCall
 from resume_adapters.core.state.frozen import FrozenBuffers

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from resume_adapters.core.run.messages import RunMessages
+from resume_adapters.core.run.context import RunMessages
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from resume_adapters import KeepAll, KeepLast, Memory
 from resume_adapters.core.checkpoint.manifest import decode_manifest
 from resume_adapters.core.ranks import SINGLE_PROCESS, DistributedRanks
-from resume_adapters.core.run_directory.fencing import Fencing
+from resume_adapters.core.run_directory.control import Fencing
 from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import (

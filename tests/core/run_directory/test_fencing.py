@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from resume_adapters.core.run_directory.fencing import Fencing
-from resume_adapters.core.stop.processes import has_open
+from resume_adapters.core.run_directory.control import Fencing
 from resume_adapters.core.storage.base import is_temporary, temporary_path
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import FencedOff, RunDirectoryUnusable
@@ -36,16 +34,6 @@ def test_two_starts_share_no_temporary_file(tmp_path: Path) -> None:
     assert is_temporary(one.name) and is_temporary(".generation.tmp") and not is_temporary("generation")
 
 
-def test_a_file_that_somebody_has_removed_is_not_held(tmp_path: Path) -> None:
-    fencing = Fencing(LocalStorage(), tmp_path, lambda: 0.0)
-    fencing.hold()()
-    fencing.take_over()
-    release = fencing.hold()
-    assert has_open(os.getpid(), os.path.realpath(fencing.file))
-    release()
-    assert not has_open(os.getpid(), os.path.realpath(fencing.file))
-
-
 def test_a_rank_that_does_not_lead_knows_of_a_later_start_by_its_number(tmp_path: Path) -> None:
     first, later = (Fencing(LocalStorage(), tmp_path, lambda: 0.0) for _ in range(2))
     generation = first.take_over()
@@ -67,8 +55,9 @@ def test_a_start_that_no_run_can_have_is_passed_over(tmp_path: Path, field: str,
 
 def test_after_the_last_start_that_a_run_can_have_there_is_none(tmp_path: Path) -> None:
     fencing = Fencing(LocalStorage(), tmp_path, lambda: 0.0)
-    fencing.file.write_text(json.dumps({"generation": 10**12 - 1, "token": "somebody's"}))
+    file = tmp_path / "generation"
+    file.write_text(json.dumps({"generation": 10**12 - 1, "token": "somebody's"}))
     with pytest.raises(RunDirectoryUnusable, match=r"generation says that start 9+ has been there.*remove it"):
         fencing.take_over()
-    fencing.file.unlink()
+    file.unlink()
     assert fencing.take_over() == 1 and fencing.is_owned()

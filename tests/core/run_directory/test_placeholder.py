@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 from typing import Any
@@ -35,9 +36,9 @@ def test_a_script_starts_wherever_it_was_killed(torn: bool, tmp_path: Path) -> N
     assert not (tmp_path / "counted" / NAME).exists()
     for at in range(len(counted.operations)):
         directory = tmp_path / str(at)
-        for _ in range(2):
+        for may_end in (False, True):  # the second launch finds the directories there, and has less to do
             storage = CrashingStorage(at, torn=torn)
-            with pytest.raises(Crash):
+            with contextlib.suppress(Crash) if may_end else pytest.raises(Crash):
                 start(directory, storage=storage).commit(1)
             assert is_accepted(directory), f"killed before {storage.operations[-1]}"
         last = start(directory)

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from resume_adapters.core.saving.available_memory import available_memory
+from resume_adapters.core.saving.block import available_memory
 from resume_adapters.core.storage.local import LocalStorage
 
 GB = 1 << 30

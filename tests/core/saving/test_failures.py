@@ -19,8 +19,8 @@ from resume_adapters.core.checkpoint.writer import Captured
 from resume_adapters.core.ranks import SingleProcess
 from resume_adapters.core.run.context import RunOptions
 from resume_adapters.core.run.run import ResumableRun
+from resume_adapters.core.run.saver import SaveFailures
 from resume_adapters.core.saving.cadence import Cadence
-from resume_adapters.core.saving.failures import SaveFailures
 from resume_adapters.core.storage.groups import StorageGroup
 from resume_adapters.errors import FencedOff, NotSerialisable, SaveFailed, Stopped, UnsupportedSetting
 

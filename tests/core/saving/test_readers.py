@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from resume_adapters.core.patching import overridden
-from resume_adapters.core.saving.readers import own_methods
+from resume_adapters.core.saving.staging import own_methods
 
 
 class Unchanged(json.JSONEncoder):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from resume_adapters.core.stop import slurm
+from resume_adapters.core.stop import walltime
 from resume_adapters.core.stop.policy import WALLTIME, StopOn
 from resume_adapters.errors import Stopped
 
@@ -28,11 +28,11 @@ def command(directory: Path, name: str, script: str) -> None:
 
 def test_it_says_how_long_a_job_may_go_on(commands: Path, caplog: pytest.LogCaptureFixture) -> None:
     command(commands, "squeue", 'echo " $3 1:02:03 "')
-    assert slurm.time_left("17") == "17 1:02:03"
+    assert walltime.slurm_time_left("17") == "17 1:02:03"
     command(commands, "squeue", "echo no such job >&2; exit 1")
-    assert slurm.time_left("17") is None
+    assert walltime.slurm_time_left("17") is None
     assert "squeue -h -j 17 -o %L failed: no such job" in caplog.text
-    assert not slurm.requeue("17")
+    assert not walltime.slurm_requeue("17")
     assert "scontrol requeue 17 failed: [Errno 2] No such file" in caplog.text
 
 

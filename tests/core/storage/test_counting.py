@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from resume_adapters.core.storage.base import Storage
-from resume_adapters.core.storage.counting import CHANGES, counting_storage
+from resume_adapters.core.storage.base import CHANGES, Storage, counting_storage
 from resume_adapters.core.storage.local import LocalStorage
 
 
@@ -42,7 +41,6 @@ def test_it_does_what_the_storage_beneath_does_and_says_before_what_it_changes(t
     assert storage.digest(moved) == local.digest(moved)
     assert storage.entries(directory) == [] and storage.is_directory(directory)
     assert storage.stamp(moved) == local.stamp(moved) is not None and storage.free_bytes(directory) > 0
-    storage.keep_open(moved)()
     assert storage.exists(link) and storage.is_file(link) and storage.is_link(link)
     assert storage.read_link(link) == "moved" and storage.real_path(link) == local.real_path(moved)
     assert changed == []

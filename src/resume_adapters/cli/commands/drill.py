@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from resume_adapters.cli.app import RUN, Json, app, show
+from resume_adapters.cli.app import Json, app, show
 from resume_adapters.cli.drill import report
 from resume_adapters.cli.drill.drill import Drill, run
 from resume_adapters.cli.drill.faults import KINDS, parse
@@ -33,7 +33,7 @@ _NEEDED = {
 }
 
 
-@app.command(rich_help_panel=RUN, epilog=_EXIT_CODES)
+@app.command(epilog=_EXIT_CODES)
 def drill(
     command: Annotated[
         list[str] | None, typer.Argument(metavar="COMMAND...", help="What to run; {run_dir} in it is replaced.")
@@ -68,7 +68,7 @@ def drill(
 
     For example: resume-adapters drill --steps 40 -- python train.py --output-dir {run_dir}
 
-    The demo takes about a minute on two cores. It needs the extra of its framework; with plots, losses are drawn.
+    The demo takes about a minute on two cores. It needs the extra of its framework.
     """
     if demo == bool(command):
         raise UnsupportedSetting("expected what to run, after --, or --demo")
@@ -85,8 +85,6 @@ def drill(
     errors = Console(stderr=True, highlight=False)
     result = run(what, lambda text, style: errors.print(text, style=style, markup=False, soft_wrap=True))
     document = report.document(result)
-    if importlib.util.find_spec("matplotlib") is not None:
-        document["plot"] = str(report.plot(what.directory.absolute() / "loss.png", result))
     show(document, json, report.lines)
     raise typer.Exit(report.EXIT_CODES[document["verdict"]])
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from resume_adapters.cli import run_directory
-from resume_adapters.cli.app import EXIT_CODES, MOVE, Json, Named, RunDir, app, show
+from resume_adapters.cli.app import EXIT_CODES, Json, Named, RunDir, app, show
 from resume_adapters.cli.render import tracked
 from resume_adapters.cli.run_directory import STORAGE, RunDirectory, require_intact
 from resume_adapters.core.checkpoint.checkpoint import CheckpointInfo
@@ -18,7 +20,7 @@ from resume_adapters.core.checkpoint.files import CheckpointFiles
 from resume_adapters.core.checkpoint.native_files import weight_shards
 from resume_adapters.core.state import keys, safe_load
 from resume_adapters.core.state.stand_ins import stand_ins, standing_in
-from resume_adapters.errors import CheckpointDamaged, NoValidCheckpoint, UnsupportedSetting
+from resume_adapters.errors import CheckpointDamaged, MissingFramework, NoValidCheckpoint, UnsupportedSetting
 from resume_adapters.integrations.deepspeed_engine import names
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ _WEIGHT_KEYS = ("state_dict", "module")
 """The key of the weights in a file of Lightning, or of DeepSpeed, which holds more than weights."""
 
 
-@app.command(rich_help_panel=MOVE, epilog=EXIT_CODES)
+@app.command(epilog=EXIT_CODES)
 def export(
     run_dir: RunDir,
     checkpoint: Named = None,
@@ -128,9 +130,7 @@ def _read(files: list[Path]) -> dict[str, torch.Tensor]:
     from safetensors.torch import load_file
 
     if names.SHARD.fullmatch(files[0].name):
-        from resume_adapters.integrations.deepspeed_engine.export import whole_weights
-
-        return whole_weights(files[0].parent)
+        return _merged_shards(files[0].parent)
     found: dict[str, Any] = {}
     for file in files:
         if file.suffix == ".json":
@@ -142,6 +142,30 @@ def _read(files: list[Path]) -> dict[str, torch.Tensor]:
         weights = next((content[key] for key in _WEIGHT_KEYS if isinstance(content.get(key), dict)), content)
         found.update({name: value for name, value in weights.items() if isinstance(value, torch.Tensor)})
     return {name: found[key] for name, key in keys.canonical(found).items()}
+
+
+def _merged_shards(checkpoint: Path) -> dict[str, torch.Tensor]:
+    """Return the weights that ZeRO sharded, in single precision, merged by DeepSpeed without running code of them."""
+    with contextlib.redirect_stdout(sys.stderr):  # DeepSpeed prints each shard
+        try:
+            from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
+            from resume_adapters.integrations.deepspeed_engine.files import as_data
+        except ImportError as error:
+            raise MissingFramework(
+                f"the weights of {checkpoint.name} are in shards that only DeepSpeed can merge: "
+                "pip install 'deepspeed>=0.19.7,<0.20'"
+            ) from error
+        try:
+            with as_data():
+                weights: dict[str, torch.Tensor] = get_fp32_state_dict_from_zero_checkpoint(
+                    str(checkpoint.parent), tag=checkpoint.name
+                )
+        except pickle.UnpicklingError as error:
+            raise UnsupportedSetting(
+                f"{checkpoint.name} cannot be read without running code from it: {error}", path=checkpoint
+            ) from error
+    return weights
 
 
 def _unpickled(file: Path) -> dict[str, Any]:

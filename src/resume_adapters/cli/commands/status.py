@@ -3,40 +3,32 @@
 from __future__ import annotations
 
 import os
-import sys
-import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
 from rich.console import RenderableType
-from rich.live import Live
 from rich.table import Table
 
 from resume_adapters.cli import run_directory
-from resume_adapters.cli.app import EXIT_CODES, LOOK, Document, Json, Places, app, console, show
-from resume_adapters.cli.render import age, ahead, escape, facts, labels, number, size, state, table
+from resume_adapters.cli.app import EXIT_CODES, Document, Json, Places, RunDirs, app, console, show
+from resume_adapters.cli.render import age, ahead, escape, labels, number, size, state, table
 from resume_adapters.cli.run_directory import RunDirectory, open_url, read_url
-from resume_adapters.core.checkpoint import policy_text
 from resume_adapters.core.checkpoint.checkpoint import CheckpointInfo
 from resume_adapters.core.checkpoint.layout import CONTROL
 from resume_adapters.core.checkpoint.manifest import describe_cursor
-from resume_adapters.core.run_directory.launches import WastedLaunch, wasted_launches
-from resume_adapters.core.run_directory.status import RunState, is_alive, observed_state
+from resume_adapters.core.checkpoint.retention import parse_best
+from resume_adapters.core.run_directory.status import RunState, WastedLaunch, is_alive, observed_state, wasted_launches
 from resume_adapters.core.tiers.options import is_url
 from resume_adapters.errors import UnsupportedSetting
-
-_OVER = (RunState.FINISHED, RunState.HALTED)
-"""The states in which nobody waits for another launch."""
 
 _WIDE = 120
 """Width in columns from which the table of checkpoints also shows the position in the data."""
 
 
-@app.command(name="ls", rich_help_panel=LOOK, epilog=EXIT_CODES)
+@app.command(name="ls", epilog=EXIT_CODES)
 def list_checkpoints(
     run_dir: Places,
     best: Annotated[
@@ -46,13 +38,13 @@ def list_checkpoints(
 ) -> None:
     """List the checkpoints of a run directory, or of its copies in an object store, oldest first.
 
-    Of several run directories, or of a directory above them (ls runs), an overview: one line for each run. Only the
-    sizes of the files are checked. To check their content, use verify.
+    Of several run directories (ls runs/*), an overview: one line for each run. Only the sizes of the files are checked.
+    To check their content, use verify.
     """
-    wanted = policy_text.best(best) if best is not None else None
+    wanted = parse_best(best) if best is not None else None
     url = _only_url(run_dir)
     runs = [read_url(open_url(url), url)] if url else run_directory.read_all(list(map(Path, run_dir)))
-    if url or _is_one(runs, run_dir):
+    if len(run_dir) == 1:
         marked = runs[0].best(wanted)
         document = {
             "run_directory": runs[0].place,
@@ -65,12 +57,9 @@ def list_checkpoints(
     raise typer.Exit(1 if any(run.damaged or run.refused for run in runs) else 0)
 
 
-@app.command(rich_help_panel=LOOK, epilog=EXIT_CODES)
+@app.command(epilog=EXIT_CODES)
 def status(
-    run_dir: Places,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Show it again each second, until the run is finished or halted.")
-    ] = False,
+    run_dir: RunDirs,
     parts: Annotated[
         bool, typer.Option("--parts", help="Show also who saves each part of the state, and what is MISSING.")
     ] = False,
@@ -78,33 +67,17 @@ def status(
 ) -> None:
     """Show how the run is, and what the same launch would resume from now.
 
-    Of several run directories (status runs/*), or of a directory above them, an overview: one line for each run. A run
-    was killed if its status is running and its process on this host is gone. --watch waits for the next launch of a run
-    that was stopped or killed, or that failed. With --watch and --json, one document a line. Of a URL: what is there,
-    and which start has claimed it.
+    Of several run directories (status runs/*), an overview: one line for each run. A run was killed if its status is
+    running and its process on this host is gone.
     """
-    url = _only_url(run_dir)
-    if url and watch:
-        raise UnsupportedSetting(f"--watch follows a run directory, and {url} has none: leave it out")
-    if watch and parts:
-        raise UnsupportedSetting("--watch and --parts exclude each other: give one of them")
-
-    def read() -> Document:
-        runs = run_directory.read_all(list(map(Path, run_dir)))
-        if _is_one(runs, run_dir):
-            return describe(runs[0])
+    runs = run_directory.read_all(run_dir)
+    if len(run_dir) > 1:
         if parts:
-            raise UnsupportedSetting(f"--parts is for one run, and here are {len(runs)}: give the directory of one")
-        return _overview(runs)
-
-    document = _describe_url(url) if url else read()
-    if watch:
-        document = _watch(read, document, json)
+            raise UnsupportedSetting(f"--parts is for one run, and here are {len(run_dir)}: give the directory of one")
+        show(_overview(runs), json, lambda found: [_overview_table(found)])
     else:
-        in_words = _url_in_words if url else lambda found: [_table(found)]
-        show(document, json, lambda found: [*in_words(found), *(_parts(found) if parts else [])])
-    runs = document.get("runs", [document])
-    raise typer.Exit(1 if any(each["damaged"] or each.get("refused") for each in runs) else 0)
+        show(describe(runs[0]), json, lambda found: [status_table(found), *(_parts(found) if parts else [])])
+    raise typer.Exit(1 if any(run.damaged or run.refused for run in runs) else 0)
 
 
 def _only_url(places: list[str]) -> str | None:
@@ -113,29 +86,6 @@ def _only_url(places: list[str]) -> str | None:
     if urls and len(places) > 1:
         raise UnsupportedSetting(f"{urls[0]} is a URL; expected it alone, or run directories")
     return urls[0] if urls else None
-
-
-def _is_one(runs: list[RunDirectory], given: list[str]) -> bool:
-    """Return whether one run was given and found, and not a directory above it."""
-    return len(runs) == 1 and runs[0].path in [run_directory.resolved(Path(each)) for each in given]
-
-
-def _watch(read: Callable[[], Document], document: Document, json: bool) -> Document:
-    """Show the status each second until each run is finished or halted, and return the last."""
-    out = console()
-    with Live(console=out, auto_refresh=False) if out.is_terminal and not json else nullcontext() as live:
-        while True:
-            if json:
-                sys.stdout.write(msgspec.json.encode(document).decode() + "\n")
-                sys.stdout.flush()
-            elif live is None:
-                out.print(_table(document))
-            else:
-                live.update(_table(document), refresh=True)
-            if all(each["state"] in _OVER for each in document.get("runs", [document])):
-                return document
-            time.sleep(1.0)
-            document = read()
 
 
 # ---- What was found, as documents
@@ -213,22 +163,6 @@ def describe(run: RunDirectory) -> Document:
     }
 
 
-def _describe_url(url: str) -> Document:
-    """Describe what is at a URL, and which start has claimed it."""
-    tier = open_url(url)
-    run = read_url(tier, url)
-    generation, owner = tier.claims.owner()
-    return {
-        "run_directory": url,
-        **_sizes(run),
-        "resumes_from": _checkpoint(run, run.anchor, None) if run.anchor else None,
-        "parts": _entries(run.anchor),
-        "generation": generation,
-        "owner": owner,
-        "damaged": [row.path.name for row in run.damaged],
-    }
-
-
 def _overview(runs: list[RunDirectory]) -> Document:
     return {"runs": [{**describe(run), **_sizes(run)} for run in runs]}
 
@@ -281,10 +215,6 @@ def _recovery(each: dict[str, Any]) -> str:
     )
 
 
-def _url_in_words(document: Document) -> Iterable[RenderableType]:
-    return facts({key: value for key, value in document.items() if key != "parts"})
-
-
 _SAVED_BY = {"framework": "the framework", "core": "this package", "missing": "MISSING"}
 
 
@@ -295,11 +225,6 @@ def _parts(document: Document) -> Iterator[RenderableType]:
         found.add_row(escape(each["name"]), _SAVED_BY.get(each["by"], escape(each["by"])), escape(each["note"]))
     yield ""
     yield found if document["parts"] else "No parts: there is no checkpoint of this package to resume from."
-
-
-def _table(document: Document) -> Table:
-    """Return how a run is, or an overview of several runs."""
-    return _overview_table(document) if "runs" in document else status_table(document)
 
 
 def _overview_table(document: Document) -> Table:

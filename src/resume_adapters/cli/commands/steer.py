@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
-import signal
-import socket
-import sys
 import time
 from collections.abc import Iterator
 from typing import Annotated, Any
@@ -18,36 +14,33 @@ from rich.console import RenderableType
 from resume_adapters.cli import run_directory
 from resume_adapters.cli.app import (
     EXIT_CODES,
-    STEER,
     Document,
     Force,
     Json,
     RunDir,
     app,
     console,
-    names,
     refuse_running,
     show,
 )
 from resume_adapters.cli.commands.run import with_options
 from resume_adapters.cli.commands.status import describe, status_table
-from resume_adapters.cli.render import escape, size, state, table, visible
-from resume_adapters.cli.run_directory import STORAGE, RunDirectory
-from resume_adapters.core.checkpoint import policy_text
-from resume_adapters.core.checkpoint.layout import CONTROL, latest_form, point_latest
+from resume_adapters.cli.render import escape, size, state, table
+from resume_adapters.cli.run_directory import STORAGE
+from resume_adapters.core.checkpoint.layout import latest_form, point_latest
 from resume_adapters.core.checkpoint.resolve import open_checkpoint
+from resume_adapters.core.checkpoint.retention import parse_best
 from resume_adapters.core.checkpoint.validity import NoForeign
 from resume_adapters.core.run_directory.prune import plan_prune, prune
 from resume_adapters.core.run_directory.status import RunState, RunStatus, observed_state
 from resume_adapters.core.run_directory.upkeep import set_aside
 from resume_adapters.core.session.options import TextOptions
-from resume_adapters.core.stop.processes import command_line, has_open
 from resume_adapters.errors import NoValidCheckpoint, UnsupportedSetting
 
 _ENDED_AS_ASKED = (RunState.STOPPED, RunState.FINISHED, RunState.HALTED)
 
 
-@app.command("prune", rich_help_panel=STEER, epilog=EXIT_CODES)
+@app.command("prune", epilog=EXIT_CODES)
 @with_options("keep_last", "keep_best", "keep_every", "keep_within")
 def prune_run(
     run_dir: RunDir,
@@ -67,7 +60,7 @@ def prune_run(
     options = TextOptions(**given)
     keep = options.policy()
     for text in options.keep_best:
-        run.require_metric(policy_text.best(text).metric)
+        run.require_metric(parse_best(text).metric)
     plan = plan_prune(STORAGE, run.path, keep, control.journal.committed(), now=time.time())
     if not dry_run:
         refuse_running(run.status(), run.path, force)
@@ -102,15 +95,9 @@ def _pruning(document: Document) -> Iterator[RenderableType]:
     yield f"Would remove {of_all}; nothing was changed." if document["dry_run"] else f"Removed {of_all}."
 
 
-@app.command(
-    rich_help_panel=STEER, epilog=f"{EXIT_CODES} With --wait, 1 also means that the run ended otherwise than stopped."
-)
+@app.command(epilog=f"{EXIT_CODES} With --wait, 1 also means that the run ended otherwise than stopped.")
 def stop(
     run_dir: RunDir,
-    force: Annotated[
-        bool, typer.Option("--force", help="Kill it at once with SIGKILL, after a question: nothing is saved.")
-    ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="With --force, do not ask.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Return when the run has ended.")] = False,
     undo: Annotated[
         bool, typer.Option("--undo", help="Let a halted run be launched again; any other stays as it is.")
@@ -125,49 +112,27 @@ def stop(
     status = run.status()
     runs = not undo and observed_state(status) is RunState.RUNNING
     if undo:
-        if force or wait:
+        if wait:
             raise UnsupportedSetting("stop --undo stops nothing: pass it alone")
         if status is not None and status.state is RunState.HALTED:
             reason = f"was halted: {status.reason}; a human let it go on"
             released = replace(status, state=RunState.STOPPED, reason=reason, updated=time.time())
             run.control().status.write(released)
-    elif runs and status is not None:
-        if force:
-            _kill(run, status, ask=not yes)
-        else:
-            run.control().stop_file.request("resume-adapters stop")
-        while (wait or force) and observed_state(run.status()) is RunState.RUNNING:
+    elif runs:
+        run.control().stop_file.request("resume-adapters stop")
+        while wait and observed_state(run.status()) is RunState.RUNNING:
             time.sleep(0.2)
     elif not json:
         console().print(f"Nothing runs in {escape(run.place)}, so nothing was stopped.", soft_wrap=True)
     document = {**describe(run_directory.read(run_dir)), "asked": runs}
     show(document, json, lambda found: [status_table(found)])
-    raise typer.Exit(1 if wait and not force and document["state"] not in _ENDED_AS_ASKED else 0)
+    raise typer.Exit(1 if wait and document["state"] not in _ENDED_AS_ASKED else 0)
 
 
-def _kill(run: RunDirectory, status: RunStatus, *, ask: bool) -> None:
-    """Kill the process of a run. What the status names may be any process: anybody can write a status."""
-    if status.host != socket.gethostname():
-        job = f"; or end its job, {status.job}, through the scheduler" if status.job else ""
-        raise UnsupportedSetting(
-            f"process {status.pid} is on {status.host}, and only a process on this host can be killed: do it there{job}"
-        )
-    if not has_open(status.pid, os.path.realpath(run.control().fencing.file)):
-        raise UnsupportedSetting(
-            f"{CONTROL}/status.json names process {status.pid} ({command_line(status.pid) or 'hidden'}), which does "
-            f"not hold {run.path}, as a run does: it was not killed. If it is the run, kill it yourself"
-        )
-    if ask:
-        if not sys.stdin.isatty():
-            raise UnsupportedSetting("--force asks before it kills, and there is no terminal: pass --yes as well")
-        typer.confirm(f"Kill process {status.pid} ({visible(command_line(status.pid))})?", abort=True)
-    os.kill(status.pid, signal.SIGKILL)
-
-
-@app.command(rich_help_panel=STEER, epilog=EXIT_CODES)
+@app.command(epilog=EXIT_CODES)
 def rewind(
     run_dir: RunDir,
-    checkpoint: Annotated[str, names("CHECKPOINT", "A committed checkpoint: its name or step.")],
+    checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="A committed checkpoint: its name or step.")],
     force: Force = False,
     json: Json = False,
 ) -> None:

@@ -17,8 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from resume_adapters.cli.drill.faults import Facts, Fault, Plan, choose
-from resume_adapters.cli.drill.job import DrillFailed, Job
-from resume_adapters.cli.drill.trace import Event, LaunchTrace, Run
+from resume_adapters.cli.drill.job import DrillFailed, Event, Job, LaunchTrace, Run
 from resume_adapters.cli.run_directory import STORAGE
 from resume_adapters.core.run_directory.control import ControlDirectory
 from resume_adapters.errors import UnsupportedSetting

@@ -9,10 +9,6 @@ A start may be frozen at any moment and wake up when a later one has saved the s
 name that a later start may use: all files are written in a directory named by a token, then the checkpoint gets its
 name, and its markers are changed through a descriptor of their directory. A start removes what earlier ones left before
 it saves, and whatever they still write is lost with that.
-
-That directory is on the disk with the marker of a pending checkpoint before anything else is written there, for which
-the disk is waited for three times. The training would wait for that at each save, so the thread that commits one
-checkpoint makes the directory of the next.
 """
 
 from __future__ import annotations
@@ -23,7 +19,7 @@ import functools
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import xxhash
 
@@ -50,88 +46,9 @@ from resume_adapters.core.checkpoint.remove import (
     supersede,
 )
 from resume_adapters.core.ranks import Ranks, run_on_all_ranks
-from resume_adapters.core.storage.base import Storage, is_present, write_atomically
-from resume_adapters.core.storage.diagnosis import find_disk_error
+from resume_adapters.core.storage.base import Storage, find_disk_error, is_present, write_atomically
 from resume_adapters.core.storage.groups import StorageGroup, shared_by_all
 from resume_adapters.errors import FencedOff, ResumeError, SaveFailed
-
-_NEXT = "next"
-"""Name of a checkpoint whose own name is not known yet."""
-
-
-class _Ready(NamedTuple):
-    """An empty pending checkpoint.
-
-    Attributes:
-        place: where it is, until it is taken.
-        is_file: the framework will write one file, not a directory.
-    """
-
-    place: Path
-    is_file: bool
-
-
-class Workspaces:
-    """Makes empty pending checkpoints in ``.resume``, as the start that owns the run directory.
-
-    A later start removes those of earlier ones, and uses none of their names.
-
-    Args:
-        storage: the file operations.
-        run_directory: the run directory.
-    """
-
-    def __init__(self, storage: Storage, run_directory: Path) -> None:
-        self._storage = storage
-        self._control = run_directory / CONTROL
-        self._ready: _Ready | None = None
-
-    def take(self, name: str, *, is_file: bool) -> Path:
-        """Return where a checkpoint is to be written; its marker as a pending one is on the disk.
-
-        Args:
-            name: its name.
-            is_file: the framework writes one file of that name, not a directory.
-        """
-        ready, self._ready = self._ready, None
-        if ready is not None and ready.is_file == is_file:
-            with contextlib.suppress(FileNotFoundError):  # somebody has removed it meanwhile
-                return self._named(ready.place, name, is_file=is_file)
-        if ready is not None:
-            delete_begun(self._storage, ready.place.parent)
-        return self._make(name, is_file=is_file)
-
-    def make_ahead(self, *, is_file: bool) -> None:
-        """Make what the next :meth:`take` returns, as far as the disk allows: otherwise that will say what is wrong."""
-        with contextlib.suppress(OSError):
-            self._ready = _Ready(self._make(_NEXT, is_file=is_file), is_file)
-
-    def close(self) -> None:
-        """Remove what was made ahead; what cannot be removed is left to the next start."""
-        ready, self._ready = self._ready, None
-        if ready is not None:
-            with contextlib.suppress(OSError):
-                delete_begun(self._storage, ready.place.parent)
-
-    def _make(self, name: str, *, is_file: bool) -> Path:
-        place = self._control / f"{BEGUN}{uuid.uuid4().hex}" / name
-        own = layout.own_dir(place, is_file=is_file)
-        self._storage.make_directory(own)
-        self._storage.write(own / PENDING, layout.pending_text(name))
-        self._storage.sync(own / PENDING)
-        self._storage.sync(own)
-        if not is_file:
-            self._storage.sync(place)
-        return place
-
-    def _named(self, place: Path, name: str, *, is_file: bool) -> Path:
-        named = place.with_name(name)
-        if is_file:
-            self._storage.replace(layout.own_dir(place, is_file=True), layout.own_dir(named, is_file=True))
-        else:
-            self._storage.replace(place, named)
-        return named
-
 
 T = TypeVar("T")
 
@@ -173,7 +90,6 @@ class PendingCheckpoint:
         set_aside: moves a checkpoint out of the way.
         is_file: the framework writes one file of that name, not a directory.
         storage_group: the ranks that share the run directory; all by default.
-        workspaces: has where it is written until it has its name; by default that is made when it is begun.
     """
 
     def __init__(
@@ -187,7 +103,6 @@ class PendingCheckpoint:
         *,
         is_file: bool = False,
         storage_group: StorageGroup | None = None,
-        workspaces: Workspaces | None = None,
     ) -> None:
         self.storage = storage
         self.ranks = ranks
@@ -197,7 +112,6 @@ class PendingCheckpoint:
         self.set_aside = set_aside
         self.is_file = is_file
         self.storage_group = shared_by_all(ranks) if storage_group is None else storage_group
-        self._workspaces = Workspaces(storage, path.parent) if workspaces is None else workspaces
         self.place = path
         """Where the checkpoint is now: under its name, or before that where all ranks write it."""
         self._held: Path | None = None
@@ -219,10 +133,12 @@ class PendingCheckpoint:
         self.place = places[self.storage_group.leader]
 
     def _reserve(self) -> Path:
-        """Begin an empty pending checkpoint, whose marker is on the disk, and return where it is."""
+        """Begin an empty pending checkpoint, and return where it is."""
         self.fence()
         self._free_name()
-        self.place = self._workspaces.take(self.path.name, is_file=self.is_file)
+        self.place = self.path.parent / CONTROL / f"{BEGUN}{uuid.uuid4().hex}" / self.path.name
+        self.storage.make_directory(self.directory)
+        self.storage.write(self.directory / PENDING, layout.pending_text(self.path.name))
         self.storage.hold(self.directory)
         self._held = self.directory
         return self.place
@@ -259,6 +175,9 @@ class PendingCheckpoint:
         self.place = self.path
 
     def _reveal_here(self) -> None:
+        # Under its name it must have its marker, also after a loss of power.
+        for path in (self.directory / PENDING, self.directory, *([] if self.is_file else [self.place])):
+            self.storage.sync(path)
         if self._is_taken():
             self._supersede_or_take_in()
         written, self.place = self.place, self.path
@@ -399,9 +318,6 @@ class PendingCheckpoint:
         self._delete_emptied()
         self.storage.sync(self.path.parent)
         assert self._held is not None, "the leader has begun the checkpoint"
-        # It was made before the name was known, and what is left undone after a commit is known by the name in it.
-        self.storage.write(self._held / PENDING, layout.pending_text(self.path.name))
-        self.storage.sync(self._held / PENDING)
         write_atomically(self.storage, self._held / layout.MANIFEST, encode_manifest(manifest))
         return manifest
 
@@ -442,10 +358,6 @@ class PendingCheckpoint:
         replaced = superseded_path(self.path)
         if layout.root_paths(self.storage, replaced):
             self.set_aside(replaced)
-
-    def begin_next(self) -> None:
-        """Make ahead of the next save what it begins with. The leader calls it."""
-        self._workspaces.make_ahead(is_file=self.is_file)
 
     def release(self) -> None:
         """Release the checkpoint's directory, committed or not; a no-op where it is not held. Any rank may call it."""

@@ -162,7 +162,7 @@ class CheckpointReader:
 
     def rank_tree(self, rank: int) -> Mapping[str, Any] | None:
         """Return what a rank saved for itself; ``None`` in a foreign checkpoint."""
-        tree: Mapping[str, Any] | None = self._read(rank_file("", rank))
+        tree: Mapping[str, Any] | None = read_part(self.files, rank_file("", rank))
         return tree
 
     def rank_source(self, rank: int) -> Source:
@@ -175,7 +175,7 @@ class CheckpointReader:
         Raises:
             CheckpointDamaged: the part's files do not fit together.
         """
-        return self._read(name, self._rank)
+        return read_part(self.files, name, self._rank)
 
     def required_part(self, name: str) -> Any:
         """Return a part that this package saved for itself.
@@ -240,9 +240,6 @@ class CheckpointReader:
             "another run directory",
             path=self._checkpoint.path,
         )
-
-    def _read(self, name: str, rank: int | None = None) -> Any:
-        return read_part(self.files, name, rank)
 
     def _source(self, name: str) -> Source:
         manifest = self._checkpoint.manifest

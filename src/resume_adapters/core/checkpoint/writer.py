@@ -68,14 +68,6 @@ class CallContent(NamedTuple):
     owner_of: Callable[[Path], int]
 
 
-class Copied(Protocol):
-    """What is copied of a save, and written later."""
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing is."""
-
-
 @dataclass(frozen=True)
 class WrittenCheckpoint:
     """What was written.
@@ -95,7 +87,7 @@ def write_checkpoint(
     pending: PendingCheckpoint,
     content: CheckpointContent,
     clock: Callable[[], float],
-    copying: Callable[[Path], AbstractContextManager[Copied | None]] | None = None,
+    copying: Callable[[Path], AbstractContextManager[Any]] | None = None,
     share: Callable[[PendingCheckpoint], object] = bool,
 ) -> WrittenCheckpoint:
     """Begin and write a checkpoint; every rank calls it. It gets its name, unless a rank still has files to write.

@@ -28,12 +28,10 @@ from resume_adapters.core.run.context import RunOptions, new_context
 from resume_adapters.core.run.saver import Saver
 from resume_adapters.core.run.step_control import Progress, StepControl
 from resume_adapters.core.run.takeover import Takeover
-from resume_adapters.core.run_directory.launches import WastedLaunch
 from resume_adapters.core.run_directory.prune import Pruner
-from resume_adapters.core.run_directory.publisher import StatusPublisher
-from resume_adapters.core.run_directory.status import RunState, RunStatus, signed
-from resume_adapters.core.stop import slurm
+from resume_adapters.core.run_directory.status import RunState, RunStatus, StatusPublisher, WastedLaunch, signed
 from resume_adapters.core.stop.policy import is_warning
+from resume_adapters.core.stop.walltime import slurm_job, slurm_requeue
 from resume_adapters.core.storage.base import Storage
 from resume_adapters.core.storage.groups import StorageGroup
 from resume_adapters.core.storage.local import LocalStorage
@@ -96,7 +94,7 @@ class ResumableRun:
         if former is not None:
             self.flag.continue_from(former)
         self._undo_at_close = contextlib.ExitStack()
-        self._publisher = StatusPublisher(self.control.status, self.control.fencing, self._status)
+        self._publisher = StatusPublisher(self.control.status, self.control.fencing.is_owned, self._status)
         self.steps = StepControl(context, self._publisher.refresh)
         self.pruner = Pruner(
             context.catalog,
@@ -268,9 +266,9 @@ class ResumableRun:
             self.context.messages.halted(step, reason, f"resume-adapters stop --undo {self.directory}")
             raise Halted(reason)
         self.context.messages.stopped(step, self.saver.newest)
-        job = slurm.job()
+        job = slurm_job()
         if self.flag.on.requeue and self.ranks.rank == 0 and job is not None and is_warning(reason):
-            slurm.requeue(job)
+            slurm_requeue(job)
         raise Stopped(reason, self.flag.on.exit_code)
 
     def _means_this_start(self) -> bool:

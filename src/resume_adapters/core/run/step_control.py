@@ -17,14 +17,18 @@ from typing import NamedTuple
 from resume_adapters.core.log import logger
 from resume_adapters.core.run.context import RunContext
 from resume_adapters.core.run.monitor import Monitor
-from resume_adapters.core.run_directory.launches import WastedLaunch
-from resume_adapters.core.run_directory.status import RunState, RunStatus
+from resume_adapters.core.run_directory.status import RunState, RunStatus, WastedLaunch
 from resume_adapters.core.saving.cadence import chosen
-from resume_adapters.core.stop import slurm
 from resume_adapters.core.stop.policy import WALLTIME, is_warning
 from resume_adapters.core.stop.processes import find_launchers, start_time
 from resume_adapters.core.stop.vote import SaveWish, StopVote, common_reason
-from resume_adapters.core.stop.walltime import Deadline, ShutdownMargin, describe_shortage, find_deadline
+from resume_adapters.core.stop.walltime import (
+    Deadline,
+    ShutdownMargin,
+    describe_shortage,
+    find_deadline,
+    slurm_time_left,
+)
 
 _LOOK_EVERY = 1.0
 """Seconds between two looks for the stop file while data is skipped."""
@@ -87,7 +91,6 @@ class StepControl:
         self._has_launchers: Callable[[], bool] = lambda: True
         self._monitor: Monitor | None = None
         self._looked = 0.0
-        self._held = contextlib.ExitStack()
 
     # ---- Begin and end
 
@@ -112,7 +115,6 @@ class StepControl:
                 cadence.start(time.monotonic(), journal.history() if self._ranks.rank == 0 else ())
         self.flag.install()
         if is_leader:
-            self._held.callback(self._control.fencing.hold())
             with contextlib.suppress(OSError):  # the monitor looks again
                 self._look_for_stop_file()
         self._has_launchers = find_launchers()
@@ -122,7 +124,6 @@ class StepControl:
     def close(self) -> None:
         """Restore the signal handlers, end the monitor, and close the channel of the vote."""
         self.flag.uninstall()
-        self._held.close()
         if self._monitor is not None:
             self._monitor.stop()
         self._vote.close()
@@ -134,7 +135,7 @@ class StepControl:
             os.environ,
             now=self._clock(),
             began=self._process_began,
-            ask=slurm.time_left if first else lambda job: None,  # the other ranks learn of it by the vote
+            ask=slurm_time_left if first else lambda job: None,  # the other ranks learn of it by the vote
         )
         if found is not None and first:
             ends = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.at))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import uuid
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -20,22 +18,17 @@ from resume_adapters.core.log import logger
 from resume_adapters.core.ranks import run_on_all_ranks
 from resume_adapters.core.recovery.plan import HeldCheckpoint
 from resume_adapters.core.run.context import RunContext
-from resume_adapters.core.run_directory.discovery import discover_groups
-from resume_adapters.core.run_directory.identity import original_of, read_identity, write_identity
+from resume_adapters.core.run_directory.discovery import discover_groups, read_identity, write_identity
 from resume_adapters.core.run_directory.journal import SET_ASIDE
-from resume_adapters.core.run_directory.launches import WastedLaunch, wasted_launches
-from resume_adapters.core.run_directory.status import RunStatus, may_start
+from resume_adapters.core.run_directory.status import RunStatus, WastedLaunch, may_start, wasted_launches
 from resume_adapters.core.run_directory.upkeep import free_latest, is_checkpoint, prepare, set_aside, sweep
 from resume_adapters.core.storage.groups import shared_by_all
-from resume_adapters.core.tiers.copying import Fetch
 from resume_adapters.core.tiers.memory import MemoryTier
 from resume_adapters.core.tiers.mirrors import LONGEST_COPY, group_ranks
 from resume_adapters.core.tiers.resume import TierCandidates, identity_of
-from resume_adapters.core.tiers.tier import Tier
+from resume_adapters.core.tiers.tier import Fetch, Tier
 from resume_adapters.errors import (
-    CheckpointDamaged,
     CheckpointsExist,
-    FormatTooNew,
     NoValidCheckpoint,
     ResumeError,
     RunDirectoryUnusable,
@@ -154,21 +147,10 @@ class Takeover:
 
     def _open_memory(self, memory: MemoryTier) -> None:
         """Find what earlier starts of this run have left in memory; a node that is new gets the run's identity."""
-        found = self._on_leaders(self._own_identity, "read the identity")
+        found = self._on_leaders(lambda: read_identity(self.storage, self.directory), "read the identity")
         identity = next(filter(None, found.values()), None) or self.ranks.gather(uuid.uuid4().hex[:16])[0]
         self._on_leaders(lambda: write_identity(self.storage, self.directory, identity), "write the identity")
         memory.connect(self.ranks, self.storage_group, identity)
-
-    def _own_identity(self) -> str | None:
-        original = original_of(self.storage, self.directory)
-        if original is None:
-            return read_identity(self.storage, self.directory)
-        logger.warning(
-            "%s is a copy of %s: it is another run from now on, and what that one has in memory is not used here.",
-            self.directory,
-            original,
-        )
-        return None
 
     def _on_leaders(self, work: Callable[[], T], doing: str) -> dict[int, T]:
         """Run ``work`` on the leaders of all run directories; return their results by rank, on every rank."""
@@ -199,7 +181,7 @@ class Takeover:
         prepare(self.storage, self.directory)
         self._require_startable()
         fence = self.control.fencing.no_start_from_now()
-        copy = free_latest(self.storage, self.directory, self.foreign, fence)
+        copy = free_latest(self.storage, self.directory, fence)
         if copy is not None:
             logger.warning(copy)
         if self.resume == "scratch!":
@@ -359,22 +341,6 @@ class Takeover:
 
         return any(self._on_leaders(is_pending, f"look at {path}").values())
 
-    def _is_there(self, subject: str | int) -> bool:
-        """Return whether a checkpoint of this name still exists, or one that is committed of this step."""
-        return subject in self._names if isinstance(subject, str) else subject in self._committed_steps
-
-    @functools.cached_property
-    def _names(self) -> set[str]:
-        return {path.name for path in candidates(self.storage, self.directory)}
-
-    @functools.cached_property
-    def _committed_steps(self) -> set[int]:
-        steps = set()
-        for name in self.catalog.committed():
-            with contextlib.suppress(CheckpointDamaged, FormatTooNew):
-                steps.add(self.catalog.summary(self.directory / name).step)
-        return steps
-
     def _named(self, path: Path) -> Checkpoint:
         found = run_on_all_ranks(
             self.ranks, lambda: open_checkpoint(self.storage, path, self.foreign), f"start from {path}"
@@ -442,7 +408,6 @@ class Takeover:
         )
         self._fence()
         wasted = wasted_launches(self.control.journal.history(), resumes_from=step)
-        self.control.journal.trim(self._is_there)
         self.control.journal.append(
             "start",
             generation=self.generation,

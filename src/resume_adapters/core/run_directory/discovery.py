@@ -1,7 +1,13 @@
-"""Find out which ranks share a run directory, where each node has its own."""
+"""Which ranks share a run directory, where each node has its own; and which run it is.
+
+What is kept of a run outside of its directory is found by its identity: one text for all starts of a run directory, on
+all nodes. Where the directory is removed and made again,
+copied or moved, the run is another one.
+"""
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +16,7 @@ from resume_adapters.core.checkpoint.layout import CONTROL
 from resume_adapters.core.checkpoint.remove import REMOVED
 from resume_adapters.core.ranks import Ranks, run_on_all_ranks
 from resume_adapters.core.run_directory.upkeep import usable
-from resume_adapters.core.storage.base import Storage
+from resume_adapters.core.storage.base import Storage, write_atomically
 from resume_adapters.core.storage.groups import StorageGroup, shared_by_some
 from resume_adapters.errors import UnsupportedSetting
 
@@ -84,3 +90,24 @@ def _require_nodes(directory: Path, seen: Sequence[tuple[int, ...]], local_ranks
 
 def _words(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers))
+
+
+_FILE = "identity"
+
+_FORM = re.compile(r"[0-9a-f]{16}")
+
+
+def read_identity(storage: Storage, run_directory: Path) -> str | None:
+    """Return the identity of the run in a directory; ``None`` if it has none yet, or is a copy, or was moved."""
+    file = run_directory / CONTROL / _FILE
+    content = storage.read(file).decode(errors="replace") if storage.is_file(file) else ""
+    identity, _, written = content.rstrip("\n").partition("\n")
+    is_own = _FORM.fullmatch(identity) and written == str(storage.real_path(run_directory))
+    return identity if is_own else None
+
+
+def write_identity(storage: Storage, run_directory: Path, identity: str) -> None:
+    """Give the run in a directory an identity: 16 hexadecimal digits. A no-op if it has that one."""
+    if read_identity(storage, run_directory) != identity:
+        content = f"{identity}\n{storage.real_path(run_directory)}\n"
+        write_atomically(storage, run_directory / CONTROL / _FILE, content.encode())

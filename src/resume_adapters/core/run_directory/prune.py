@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from resume_adapters.core.checkpoint import layout, retention
 from resume_adapters.core.checkpoint.catalog import Catalog, Summary, newest_first, number_in
@@ -18,7 +17,7 @@ from resume_adapters.core.checkpoint.validity import CommitHistory, check_digest
 from resume_adapters.core.ranks import SINGLE_PROCESS, Ranks, run_on_all_ranks
 from resume_adapters.core.run_directory.control import ControlDirectory, Leftovers
 from resume_adapters.core.run_directory.journal import Journal
-from resume_adapters.core.run_directory.placeholder import Placeholder
+from resume_adapters.core.run_directory.upkeep import Placeholder
 from resume_adapters.core.storage.base import Storage
 from resume_adapters.core.storage.groups import StorageGroup
 from resume_adapters.errors import CheckpointDamaged, FormatTooNew
@@ -63,19 +62,36 @@ def plan_prune(
         whole = known.whole()
         if not is_trusting and known.look_again():
             whole = known.whole()
-        return _found(storage, directory, whole, known.linked, history, held())
+        unknown = {
+            name
+            for name, summary in whole.items()
+            if not _has_committed(history, name, summary) and not layout.is_unfinished(storage, directory / name)
+        }
+        linked = {name: f"{link} points to it" for name, link in known.linked.items()}
+        return _Found(whole, unknown, {**held(), **linked})
+
+    def agrees(name: str) -> bool:
+        if found[leaders.rank].whole[name] is None:
+            return False
+        with contextlib.suppress(CheckpointDamaged, FormatTooNew):
+            for _ in check_digests(storage, directory / name, read_manifest(storage, directory / name).files):
+                pass
+            return True
+        return False
+
+    def is_whole(name: str) -> bool:
+        return name == just_committed or all(run_on_all_ranks(leaders, lambda: agrees(name), f"read {name}"))
 
     while True:
-        found_by_all = run_on_all_ranks(leaders, look, "list the checkpoints")
-        plan = _plan(storage, directory, keep, found_by_all, leaders.gather(now)[0], best, just_committed, leaders)
+        found = run_on_all_ranks(leaders, look, "list the checkpoints")
+        plan = _plan(found, keep, leaders.gather(now)[0], best, is_whole)
         suspects = [*plan.remove, *list(plan.keep)[:_SUSPECTS]] if is_trusting and plan.remove else []
         again = functools.partial(known.look_again, suspects)
         if not any(run_on_all_ranks(leaders, again, "look at the checkpoints")):
             return plan
 
 
-@dataclass(frozen=True)
-class _Found:
+class _Found(NamedTuple):
     """The committed checkpoints of a run directory.
 
     Attributes:
@@ -89,23 +105,7 @@ class _Found:
     held: dict[str, str]
 
 
-def _found(
-    storage: Storage,
-    directory: Path,
-    whole: dict[str, Summary | None],
-    linked: Mapping[str, str],
-    history: CommitHistory,
-    held: Mapping[str, str],
-) -> _Found:
-    unknown = {
-        name
-        for name, summary in whole.items()
-        if not _is_in(history, name, summary) and not layout.is_unfinished(storage, directory / name)
-    }
-    return _Found(whole, unknown, {**held, **{name: f"{link} points to it" for name, link in linked.items()}})
-
-
-def _is_in(history: CommitHistory, name: str, summary: Summary | None) -> bool:
+def _has_committed(history: CommitHistory, name: str, summary: Summary | None) -> bool:
     """Return whether a run has committed a checkpoint under its name.
 
     Version 0.1.0 journaled steps without names: there the name must be one that a framework gives to this step.
@@ -116,47 +116,34 @@ def _is_in(history: CommitHistory, name: str, summary: Summary | None) -> bool:
 
 
 def _plan(
-    storage: Storage,
-    directory: Path,
-    keep: Policy,
-    found_by_all: list[_Found],
-    now: float,
-    best: str | None,
-    just_committed: str | None,
-    leaders: Ranks,
+    found_by_all: list[_Found], keep: Policy, now: float, best: str | None, is_whole: Callable[[str], bool]
 ) -> Plan:
     """Apply a policy to what the leaders of the run's directories have found in them."""
-    of_all = [found.whole for found in found_by_all]
-    manifests, partial = _merge(of_all)
-    unknown = {name for found in found_by_all for name in found.unknown} & set(manifests)
-    manifests = {name: manifest for name, manifest in manifests.items() if name not in unknown}
+    summaries, partial = _merge([found.whole for found in found_by_all])
+    unknown = {name for found in found_by_all for name in found.unknown} & set(summaries)
+    summaries = {name: summary for name, summary in summaries.items() if name not in unknown}
     held = {name: reason for found in found_by_all for name, reason in found.held.items()}
-
-    def agrees(name: str) -> bool:
-        return of_all[leaders.rank][name] is not None and _agrees(storage, directory / name)
-
     anchor = None
-    for name in list(manifests):
-        here = functools.partial(agrees, name)
-        if name not in partial and (name == just_committed or all(run_on_all_ranks(leaders, here, f"read {name}"))):
+    for name in list(summaries):
+        if name not in partial and is_whole(name):
             anchor = name
             break
-        del manifests[name]
-    found = [
+        del summaries[name]
+    candidates = [
         Candidate(
             name,
-            manifest.step,
-            manifest.written,
-            manifest.metrics,
-            _superseded_name(name) in manifests,
-            name in partial,
+            each.step,
+            each.written,
+            each.metrics,
+            superseded=name.endswith(SUPERSEDED) and name.removesuffix(SUPERSEDED) in summaries,
+            partial=name in partial,
         )
-        for name, manifest in manifests.items()
+        for name, each in summaries.items()
     ]
-    best = best or (manifests[anchor].best if anchor else None)
-    if best is not None and best not in manifests:
+    best = best or (summaries[anchor].best if anchor else None)
+    if best is not None and best not in summaries:
         best += SUPERSEDED
-    plan = retention.plan_retention(found, keep, now=now, anchor=anchor, best=best, held=held)
+    plan = retention.plan_retention(candidates, keep, now=now, anchor=anchor, best=best, held=held)
     return Plan({**plan.keep, **dict.fromkeys(sorted(unknown), _NOT_OURS)}, plan.remove)
 
 
@@ -167,35 +154,17 @@ _SUSPECTS = 32
 
 
 def _merge(of_all: list[dict[str, Summary | None]]) -> tuple[dict[str, Summary], set[str]]:
-    """Merge the manifests of several run directories.
-
-    Returns:
-        The manifests of checkpoints that are damaged in none of them, in the order in which a resume tries them, and
-        the names of those that are missing in some.
-    """
-    damaged = {name for held in of_all for name, manifest in held.items() if manifest is None}
+    """Return what is damaged in no run directory, as a resume tries it, and the names of what is missing in some."""
+    damaged = {name for whole in of_all for name, summary in whole.items() if summary is None}
     found = {
-        name: manifest
-        for held in reversed(of_all)
-        for name, manifest in held.items()
-        if manifest is not None and name not in damaged
+        name: summary
+        for whole in reversed(of_all)
+        for name, summary in whole.items()
+        if summary is not None and name not in damaged
     }
-    partial = {name for name in found if any(name not in held for held in of_all)}
+    partial = {name for name in found if any(name not in whole for whole in of_all)}
     order = sorted(found, key=lambda name: newest_first(name, found[name].step, found[name].written))
     return {name: found[name] for name in order}, partial
-
-
-def _agrees(storage: Storage, path: Path) -> bool:
-    try:
-        for _ in check_digests(storage, path, read_manifest(storage, path).files):
-            pass
-    except (CheckpointDamaged, FormatTooNew):
-        return False
-    return True
-
-
-def _superseded_name(name: str) -> str | None:
-    return name.removesuffix(SUPERSEDED) if name.endswith(SUPERSEDED) else None
 
 
 def prune(storage: Storage, directory: Path, plan: Plan, journal: Journal, leftovers: Leftovers, fence: Fence) -> Plan:

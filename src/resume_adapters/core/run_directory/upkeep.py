@@ -10,10 +10,13 @@ from resume_adapters.core.checkpoint import layout
 from resume_adapters.core.checkpoint.catalog import Catalog, candidates
 from resume_adapters.core.checkpoint.layout import (
     CONTROL,
+    EXTRAS,
     LATEST,
+    PENDING,
     SUPERSEDED,
     CheckpointState,
     must_be_restored,
+    pending_text,
     state_of,
 )
 from resume_adapters.core.checkpoint.remove import (
@@ -90,35 +93,27 @@ def usable(directory: Path) -> Iterator[None]:
         ) from error
 
 
-def free_latest(storage: Storage, directory: Path, foreign: ForeignDetector, fence: Fence) -> str | None:
+def free_latest(storage: Storage, directory: Path, fence: Fence) -> str | None:
     """Free the name of the link to the newest checkpoint, where a directory has it.
 
-    Tools that copy links as files make one. A copy of a checkpoint that is there is set aside; one whose original is
-    missing gets a name of its own, and is a checkpoint like any other.
+    Tools that copy links as files make one. A copy of a checkpoint that is there is set aside.
 
     Returns:
         What was found and done; ``None`` if the name was free.
 
     Raises:
-        RunDirectoryUnusable: a directory has that name that is no checkpoint.
+        RunDirectoryUnusable: a directory has that name that is no copy of a checkpoint here.
     """
     latest = directory / LATEST
     if not storage.is_directory(latest) or storage.is_link(latest):
         return None
-    if not is_checkpoint(storage, latest, foreign):
+    if (original := _original(storage, latest)) is None:
         raise RunDirectoryUnusable(
             f"{latest} is a directory; expected that name to be free for the link to the newest checkpoint: rename it",
             path=latest,
         )
-    found = f"{latest} is a directory: some tools copy a link as one. It is a copy"
-    original = _original(storage, latest)
-    if original is not None:
-        return f"{found} of {original.name}, and is moved to {set_aside(storage, latest, fence)}"
-    number = 1
-    while is_present(storage, renamed := directory / f"{LATEST}-copy-{number}"):
-        number += 1
-    move(storage, {latest: renamed}, fence)
-    return f"{found} of a checkpoint that is not here, and is renamed to {renamed.name}"
+    found = f"{latest} is a directory: some tools copy a link as one. It is a copy of {original.name}"
+    return f"{found}, and is moved to {set_aside(storage, latest, fence)}"
 
 
 def _original(storage: Storage, copy: Path) -> Path | None:
@@ -269,3 +264,68 @@ def warn_if_short(storage: Storage, directory: Path, size: int) -> None:
             format_bytes(size),
             format_bytes(_CHECKPOINTS * size),
         )
+
+
+class Placeholder:
+    """The placeholder of a run directory.
+
+    Args:
+        storage: the file operations.
+        directory: the run directory.
+        name: its name; ``None`` where the framework needs none.
+    """
+
+    def __init__(self, storage: Storage, directory: Path, name: str | None) -> None:
+        self._storage = storage
+        self._path = None if name is None else directory / name
+
+    def place(self, foreign: ForeignDetector, *, is_scratch: bool) -> None:
+        """Make it where the run directory has no checkpoint, before anything else of this package is there.
+
+        Args:
+            foreign: recognises the checkpoints of the bare framework.
+            is_scratch: the checkpoints that are there will be set aside.
+
+        Raises:
+            RunDirectoryUnusable: the run directory is a file, or cannot be written.
+        """
+        path = self._path
+        if path is None or not self._is_free(path) or (self._has_checkpoint(path, foreign) and not is_scratch):
+            return
+        with usable(path.parent):
+            # Without its marker it would look foreign: a kill in between leaves it to the next start.
+            make_durable_directory(self._storage, path / EXTRAS)
+            self._storage.write(path / EXTRAS / PENDING, pending_text(path.name))
+            self._storage.sync(path / EXTRAS / PENDING)
+
+    def _is_free(self, path: Path) -> bool:
+        """Return whether nothing has the name but a placeholder, which a kill may have cut off before its marker."""
+        storage, extras = self._storage, path / EXTRAS
+        if state_of(storage, path) in (CheckpointState.PENDING, CheckpointState.REMOVED):
+            return True
+        names = [entry.name for entry in storage.entries(path)] if storage.is_directory(path) else [""]
+        return names == [] or (names == [EXTRAS] and not storage.entries(extras))
+
+    def _has_checkpoint(self, path: Path, foreign: ForeignDetector) -> bool:
+        return any(
+            state_of(self._storage, each) is not CheckpointState.PENDING and is_checkpoint(self._storage, each, foreign)
+            for each in candidates(self._storage, path.parent)
+            if each != path
+        )
+
+    def is_at(self, path: Path) -> bool:
+        """Return whether a path is the placeholder's."""
+        return path == self._path
+
+    def remove(self, leftovers: Leftovers, fence: Fence) -> None:
+        """Remove it, once a checkpoint is committed.
+
+        Args:
+            leftovers: counts what cannot be removed.
+            fence: raises where a later start owns the run directory.
+
+        Raises:
+            FencedOff: a later start owns the run directory.
+        """
+        if self._path is not None and state_of(self._storage, self._path) is CheckpointState.PENDING:
+            leftovers.add(self._path, delete(self._storage, self._path, fence))

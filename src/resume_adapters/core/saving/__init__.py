@@ -1,6 +1,5 @@
 """When a save happens, how it leaves the training, and who finishes it.
 
-Read ``cadence`` (when), ``staging`` (which way a save goes), ``copied`` (one that is copied), ``block`` (the memory),
-``available_memory`` (how much there is), ``readers`` (who may read a file before its commit), ``engine`` (the threads
-that commit), then ``failures`` (a save that fails ends the run, or does not).
+Read ``cadence`` (when), ``staging`` (which way a save goes, and who may read a file before its commit), ``copied`` (one
+that is copied), ``block`` (the memory, and how much there is), then ``engine`` (the threads that commit).
 """

@@ -22,7 +22,7 @@ import xxhash
 from resume_adapters.core.saving.block import Block
 from resume_adapters.core.state.safetensors_file import safetensors_header
 from resume_adapters.core.storage.base import Bytes, Storage
-from resume_adapters.core.storage.open_file import OpenFile
+from resume_adapters.core.storage.local import OpenFile
 
 _CHUNK = 1 << 23
 """Bytes that are written and digested at a time."""

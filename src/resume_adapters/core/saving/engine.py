@@ -43,7 +43,6 @@ class SaveRequest:
         began: when the save began, by ``time.monotonic``.
         copied: what is still to be written; ``None``: nothing.
         complete: writes what is computed from the copy.
-        is_last: the run ends after it.
     """
 
     pending: PendingCheckpoint
@@ -52,7 +51,6 @@ class SaveRequest:
     began: float
     copied: CopiedSave | None = None
     complete: Callable[[], object] = bool
-    is_last: bool = False
 
 
 class _Job:
@@ -299,8 +297,6 @@ class SaveEngine:
         )
         if self._memory is not None:
             self._memory.copy(self._ranks, pending.path, manifest)
-        if pending.storage_group.is_leader and not request.is_last:
-            pending.begin_next()
         return manifest
 
     def _after_commit(self, pending: PendingCheckpoint, manifest: Manifest, seconds: float) -> None:

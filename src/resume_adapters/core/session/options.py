@@ -13,8 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from resume_adapters.core.checkpoint import policy_text
-from resume_adapters.core.checkpoint.retention import KeepLast, Policy
+from resume_adapters.core.checkpoint.retention import KeepLast, Policy, join_policies, parse_best, parse_period
 from resume_adapters.core.choices import OnBatchChange, OnSaveError, Requeue, Stage
 from resume_adapters.core.requirements import did_you_mean
 from resume_adapters.core.run.run import ResumableRun
@@ -269,7 +268,7 @@ class TextOptions(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unkno
                 exit_code=self.exit_code, walltime=self.walltime, reserve=self.reserve, requeue=self.requeue
             ),
             "save_every": self._save_every(),
-            "mtbf": None if self.mtbf is None else policy_text.period(self.mtbf),
+            "mtbf": None if self.mtbf is None else parse_period(self.mtbf),
             "verify": self.verify,
             "on_batch_change": self.on_batch_change,
             "on_save_error": self.on_save_error,
@@ -293,8 +292,8 @@ class TextOptions(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unkno
         Raises:
             UnsupportedSetting: there is none, or it is invalid.
         """
-        bests = [policy_text.best(text) for text in self.keep_best]
-        return policy_text.join(self.keep_last, bests, self.keep_every, self.keep_within)
+        bests = [parse_best(text) for text in self.keep_best]
+        return join_policies(self.keep_last, bests, self.keep_every, self.keep_within)
 
     def _save_every(self) -> SaveEvery | None:
         given = self.save_every
@@ -307,7 +306,7 @@ class TextOptions(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unkno
 
 def _period_or_word(text: str) -> timedelta:
     try:
-        return policy_text.period(text)
+        return parse_period(text)
     except UnsupportedSetting as error:
         raise UnsupportedSetting(
             f'invalid save_every {text!r}: expected a number of optimizer steps, a period such as 30m, or "auto"'

@@ -1,5 +1,5 @@
 """Why and when to stop.
 
 Read ``policy`` (what the user asks for), ``signals`` (the flag of one process), ``vote`` (how all ranks agree), then
-``walltime``, ``slurm`` and ``processes`` (other reasons to stop).
+``walltime`` (Slurm too) and ``processes`` (other reasons to stop).
 """

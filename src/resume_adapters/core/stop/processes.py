@@ -41,31 +41,6 @@ def is_dead(pid: int) -> bool:
         return False
 
 
-def has_open(pid: int, file: str) -> bool | None:
-    """Return whether a process has a file open; ``None`` if its files are hidden.
-
-    Args:
-        pid: the process.
-        file: the path, without symbolic links.
-    """
-    import psutil
-
-    try:
-        return any(each.path == file for each in psutil.Process(pid).open_files())
-    except psutil.Error:
-        return None
-
-
-def command_line(pid: int) -> str:
-    """Return the command line of a process; empty if it is hidden."""
-    import psutil
-
-    try:
-        return " ".join(psutil.Process(pid).cmdline())
-    except psutil.Error:
-        return ""
-
-
 def find_launchers() -> Callable[[], bool]:
     """Find the launchers among this process's ancestors (torchrun, accelerate, deepspeed).
 

@@ -6,6 +6,7 @@ its nth operation, so every guarantee of the commit holds for every n.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import itertools
@@ -13,7 +14,7 @@ import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 import xxhash
 
@@ -99,9 +100,6 @@ class Storage(Protocol):
 
     def append(self, path: Path, content: bytes) -> None:
         """Append to a file; create it if it is missing."""
-
-    def keep_open(self, path: Path) -> Callable[[], None]:
-        """Open a file, so that others see that this process has it open; return what closes it."""
 
     def sync(self, path: Path) -> None:
         """Force the content of a file, or the entries of a directory, onto the disk."""
@@ -249,3 +247,93 @@ def write_pieces(storage: Storage, path: Path, pieces: Iterable[Bytes]) -> tuple
         hasher.update(piece)
         offset += len(piece)
     return offset, hasher.hexdigest()
+
+
+CHANGES = {
+    "write": 0,
+    "write_range": 0,
+    "append": 0,
+    "sync": 0,
+    "replace": 1,
+    "symlink": 1,
+    "make_directory": 0,
+    "remove_file": 0,
+    "remove_directory": 0,
+}
+"""The operations of a storage that change something, with the index of the argument that names the changed path."""
+
+
+def counting_storage(storage: Storage, before: Callable[[Path], object]) -> Storage:
+    """Return a storage that does what another one does.
+
+    Args:
+        storage: does the work.
+        before: is called before each operation that changes something, with the path that it changes.
+    """
+    return cast("Storage", _CountingStorage(storage, before))
+
+
+class _CountingStorage:
+    def __init__(self, storage: Storage, before: Callable[[Path], object]) -> None:
+        self._storage = storage
+        self._before = before
+
+    def __getattr__(self, name: str) -> Any:
+        operation = getattr(self._storage, name)
+        if name not in CHANGES:
+            return operation
+
+        def counted(*arguments: Any) -> Any:
+            self._before(arguments[CHANGES[name]])
+            return operation(*arguments)
+
+        return counted
+
+
+_SIZE = 1 << 20
+"""Bytes that are written to find out. A disk that is full for a checkpoint may still have room for a small file."""
+
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def system_error(error: BaseException) -> OSError | None:
+    """Return the first error with an errno among an error and those that it was raised from."""
+    following: BaseException | None = error
+    while following is not None:
+        if isinstance(following, OSError) and following.errno is not None:
+            return following
+        following = following.__cause__ or following.__context__
+    return None
+
+
+def is_full(error: BaseException) -> bool:
+    """Return whether an error comes from a disk or a quota that is full."""
+    found = system_error(error)
+    return found is not None and found.errno in _FULL
+
+
+def find_disk_error(storage: Storage, directory: Path, error: BaseException) -> OSError | None:
+    """Return the error of the disk behind an error; ``None`` if it has another reason.
+
+    Some writers lose the errno: of a full disk, ``torch.save`` says "unexpected pos 64 vs 0". Then a file is written
+    and forced onto the disk, to see what the system says.
+
+    Args:
+        storage: the file operations.
+        directory: where the write failed.
+        error: what was raised.
+    """
+    found = system_error(error)
+    if found is not None:
+        return found
+    probe = directory / ".probe"
+    try:
+        storage.write(probe, bytes(_SIZE))
+        storage.sync(probe)
+    except OSError as refused:
+        found = refused if refused.errno in _OF_THE_DISK else None
+    with contextlib.suppress(OSError):  # it lies in a checkpoint that is abandoned
+        storage.remove_file(probe)
+    return found

@@ -28,9 +28,8 @@ from resume_adapters.core.run_directory.upkeep import sweep
 from resume_adapters.core.storage.base import Storage, read_pieces
 from resume_adapters.core.storage.groups import StorageGroup, shared_by_some
 from resume_adapters.core.storage.local import make_private_directory
-from resume_adapters.core.tiers.copying import is_one_file, write_copy
 from resume_adapters.core.tiers.options import Memory
-from resume_adapters.core.tiers.tier import TierCheckpoint
+from resume_adapters.core.tiers.tier import TierCheckpoint, is_one_file, write_copy
 from resume_adapters.errors import (
     CheckpointDamaged,
     FencedOff,

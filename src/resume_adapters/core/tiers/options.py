@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import InitVar, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal
 from urllib.parse import urlsplit
@@ -68,7 +68,6 @@ class Memory:
         save_every: in addition, save to memory alone: every so many optimizer steps, after a ``timedelta``, or
             ``"auto"``, by what such a save costs and how often processes fail. ``None``: never.
         mtbf: mean time between failures of processes, for ``save_every="auto"``; by default what the run has seen.
-        peers: not any more: it is refused, with what serves instead.
         directory: a file system in memory.
 
     Raises:
@@ -78,19 +77,13 @@ class Memory:
     every: int = 1
     save_every: int | timedelta | Literal["auto"] | None = None
     mtbf: timedelta | None = None
-    peers: InitVar[bool] = False
     directory: str = "/dev/shm"
 
-    def __post_init__(self, peers: bool) -> None:
+    def __post_init__(self) -> None:
         if not isinstance(self.every, int) or self.every < 1:
             raise UnsupportedSetting(f"Memory(every={self.every!r}): expected a positive number of saves")
         if not isinstance(self.directory, str) or not self.directory.startswith("/"):
             raise UnsupportedSetting(f"Memory(directory={self.directory!r}): expected an absolute path")
-        if peers is not False:
-            raise UnsupportedSetting(
-                f"Memory(peers={peers!r}): nodes hold no copies of each other's memory any more. A store outlives a "
-                'machine: mirror=[Remote("s3://bucket/runs/a"), Memory()]'
-            )
 
     @property
     def saves_alone(self) -> bool:
@@ -123,11 +116,11 @@ def mirror_of(text: str) -> Mirror:
         UnsupportedSetting: it is none of these.
     """
     word, _, every = text.partition(":")
-    if word not in ("memory", "peers") or every.startswith("//"):  # peers: is refused with a better reason
+    if word != "memory" or every.startswith("//"):
         return Remote(text)
     if every and every != "auto" and not every.isdecimal():
-        raise UnsupportedSetting(f'{text!r}: expected "{word}", or "{word}:" and a number of optimizer steps or "auto"')
-    return Memory(save_every=int(every) if every.isdecimal() else "auto" if every else None, peers=word == "peers")
+        raise UnsupportedSetting(f'{text!r}: expected "memory", or "memory:" and a number of optimizer steps or "auto"')
+    return Memory(save_every=int(every) if every.isdecimal() else "auto" if every else None)
 
 
 def is_url(text: str) -> bool:

@@ -27,7 +27,7 @@ from resume_adapters.core.checkpoint.layout import EXTRAS, LONGEST_NAME, MANIFES
 from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest, decode_manifest, encode_manifest
 from resume_adapters.core.checkpoint.retention import Candidate, Policy, plan_retention
 from resume_adapters.core.log import logger
-from resume_adapters.core.run_directory.fencing import next_generation
+from resume_adapters.core.run_directory.control import next_generation
 from resume_adapters.core.storage.base import Bytes, Storage, read_pieces
 from resume_adapters.core.tiers.object_store import ObjectStore
 from resume_adapters.core.tiers.tier import TierCheckpoint
@@ -75,7 +75,6 @@ class Claims:
         self.generation = 0
         self._store = store
         self._owner = owner
-        self._passed_over: set[str] = set()
 
     def take(self, after: int) -> int:
         """Claim the URL: from now on, earlier starts add nothing to it.
@@ -138,15 +137,8 @@ class Claims:
         )
 
     def _newest(self) -> int:
-        found = [0]
-        for key in self._store.list(CLAIMS):
-            claimed = _CLAIM.fullmatch(key)
-            if claimed is not None:
-                found.append(int(claimed[1]))
-            elif key not in self._passed_over:
-                self._passed_over.add(key)
-                logger.warning("%s/%s is passed over: it is no claim of a start.", self._store.label, key)
-        return max(found)
+        claims = map(_CLAIM.fullmatch, self._store.list(CLAIMS))
+        return max((int(each[1]) for each in claims if each is not None), default=0)
 
     def require_owned(self) -> None:
         """Check that no later start has claimed the URL, if this one has.

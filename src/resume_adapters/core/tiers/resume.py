@@ -21,8 +21,7 @@ from resume_adapters.core.ranks import Ranks, run_on_all_ranks
 from resume_adapters.core.run_directory.upkeep import format_bytes
 from resume_adapters.core.storage.base import Storage
 from resume_adapters.core.storage.groups import StorageGroup
-from resume_adapters.core.tiers.copying import Fetch
-from resume_adapters.core.tiers.tier import Identity, Tier, TierCheckpoint
+from resume_adapters.core.tiers.tier import Fetch, Identity, Tier, TierCheckpoint
 from resume_adapters.errors import CheckpointDamaged, FormatTooNew, RunDirectoryUnusable, TierUnavailable
 
 _Unusable = CheckpointDamaged | TierUnavailable

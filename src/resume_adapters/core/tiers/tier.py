@@ -1,13 +1,30 @@
-"""A tier: a place beyond the run directory that holds copies of committed checkpoints."""
+"""A tier: a place beyond the run directory that holds copies of committed checkpoints; and how one comes from there.
+
+A copy is written through a pending checkpoint, like any save. It is committed with the manifest of the original, once
+every file has the digest that the manifest says. So a kill on the way leaves a pending checkpoint, which the next start
+removes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import errno
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from resume_adapters.core.checkpoint import layout
+from resume_adapters.core.checkpoint.commit import PendingCheckpoint
+from resume_adapters.core.checkpoint.layout import EXTRAS, Pointer
 from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest
-from resume_adapters.core.storage.base import Bytes
+from resume_adapters.core.checkpoint.remove import Fence
+from resume_adapters.core.ranks import Ranks
+from resume_adapters.core.run_directory.journal import Journal
+from resume_adapters.core.run_directory.upkeep import set_aside
+from resume_adapters.core.storage.base import Bytes, Storage, write_pieces
+from resume_adapters.core.storage.groups import StorageGroup, shared_by_all
+from resume_adapters.errors import CheckpointDamaged, TierUnavailable
 
 
 class Identity(NamedTuple):
@@ -78,3 +95,126 @@ class Tier(Protocol):
             after: the step; -1 for all of them.
             before: the generation. That of this start may be later than the one with which it has claimed the tier.
         """
+
+
+Read = Callable[[FileEntry], Iterator[Bytes]]
+"""Yields the content of a file of the original. May raise :class:`CheckpointDamaged` and :class:`TierUnavailable`."""
+
+
+_NO_PATH_HERE = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP, errno.EILSEQ, errno.EINVAL)
+"""What the system says of a path that this file system cannot have, or that something else has."""
+
+
+def is_one_file(name: str, manifest: Manifest) -> bool:
+    """Return whether the framework's part of a checkpoint is one file of the checkpoint's name."""
+    return [entry.path for entry in manifest.files if Path(entry.path).parts[0] != EXTRAS] == [name]
+
+
+def write_copy(
+    pending: PendingCheckpoint, manifest: Manifest, entries: Sequence[FileEntry], read: Read, source: str
+) -> None:
+    """Write a copy, and commit it. All ranks of the pending checkpoint call it; the leader then completes it.
+
+    Args:
+        pending: the copy; it is not open yet.
+        manifest: that of the original.
+        entries: the files that this rank writes.
+        read: reads one of them.
+        source: where the original is, for messages.
+
+    Raises:
+        CheckpointDamaged: on all ranks: a file is not what the manifest says, and nothing is committed.
+        TierUnavailable: on all ranks: a file could not be read, and nothing is committed.
+        SaveFailed: a file could not be written.
+    """
+    pending.open()
+    found = pending.write(lambda: _write_files(pending, entries, read, source))
+    failure = next((each for each in found if each is not None), None)
+    if failure is not None:
+        pending.drop()
+        raise failure
+    pending.reveal()
+    files = [(Path(entry.path), layout.locate(pending.storage, pending.path, entry.path)) for entry in entries]
+    digests = {file: (entry.bytes, entry.digest) for (_, file), entry in zip(files, entries, strict=True)}
+    pending.commit(pending.ranks, files, lambda _: manifest, lambda: digests)
+
+
+def _write_files(
+    pending: PendingCheckpoint, entries: Sequence[FileEntry], read: Read, source: str
+) -> CheckpointDamaged | TierUnavailable | None:
+    """Write the files of this rank; return why one of the original cannot be used, ``None`` if all can."""
+    pending.require_visible()
+    for entry in entries:
+        target = layout.locate(pending.storage, pending.place, entry.path)
+        try:
+            pending.storage.make_directory(target.parent)
+            found = write_pieces(pending.storage, target, read(entry))
+            if found != (entry.bytes, entry.digest):  # on the way, perhaps: read it once more
+                found = write_pieces(pending.storage, target, read(entry))
+        except (CheckpointDamaged, TierUnavailable) as error:
+            return error
+        except OSError as error:
+            if error.errno not in _NO_PATH_HERE:
+                raise
+            return CheckpointDamaged(f"{source}/{entry.path} cannot be written here: {error.strerror}")
+        if found != (entry.bytes, entry.digest):
+            return CheckpointDamaged(
+                f"{source}/{entry.path} has {found[0]} bytes with the digest {found[1]}, its manifest says "
+                f"{entry.bytes} with {entry.digest}: its content has changed"
+            )
+    return None
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """Brings checkpoints from a tier to one run directory.
+
+    Attributes:
+        storage: the file operations.
+        ranks: those that share the run directory; all of them call :meth:`bring`.
+        group: the same ranks, by their numbers in the run.
+        directory: the run directory.
+        fence: raises if another start owns the run directory.
+        journal: gets an entry, as for a save.
+        latest: how ``latest`` names the newest checkpoint.
+    """
+
+    storage: Storage
+    ranks: Ranks
+    group: StorageGroup
+    directory: Path
+    fence: Fence
+    journal: Journal
+    latest: Pointer
+
+    def bring(self, tier: Tier, found: TierCheckpoint) -> None:
+        """Fetch a checkpoint and commit it in the run directory. All ranks that share the directory call it.
+
+        A checkpoint that has its name there is set aside.
+
+        Raises:
+            CheckpointDamaged: on all ranks: a file on the tier is not what the manifest says, and nothing is committed.
+            TierUnavailable: the tier does not answer.
+            SaveFailed: a file could not be written.
+        """
+        manifest = found.manifest
+        pending = PendingCheckpoint(
+            self.storage,
+            self.ranks,
+            self.directory / found.name,
+            manifest.step,
+            self.fence,
+            lambda away: set_aside(self.storage, away, self.fence),
+            is_file=is_one_file(found.name, manifest),
+            storage_group=shared_by_all(self.ranks),
+        )
+        mine = [entry for entry in manifest.files if self.group.owner_in_group(entry.rank) == self.group.rank]
+        read = functools.partial(tier.read, found)
+        try:
+            write_copy(pending, manifest, mine, read, f"{tier.label}/{found.place}")
+            if self.ranks.rank == 0:
+                pending.announce(self.latest, self.journal.append, manifest, fetched_from=tier.label)
+                pending.set_replaced_aside()
+        finally:
+            pending.release()
+        self.ranks.barrier()

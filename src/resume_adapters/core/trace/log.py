@@ -18,8 +18,7 @@ from typing import Any
 import msgspec
 
 from resume_adapters.core.checkpoint.layout import MANIFEST
-from resume_adapters.core.storage.base import Storage
-from resume_adapters.core.storage.counting import counting_storage
+from resume_adapters.core.storage.base import Storage, counting_storage
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.core.trace.points import PAUSE, PausePoint, points_of_rank
 from resume_adapters.errors import UnsupportedSetting

@@ -2,5 +2,5 @@
 
 Read ``engine.py`` first; ``files.py`` and ``names.py`` are its files on disk, ``universal.py`` resumes on a different
 number of ranks, ``recovery.py`` is the engine within a restartable block, ``beta_powers.py`` restores what C++
-optimizers keep, ``export.py`` puts weights together, ``supported.py`` and ``compat.py`` say what is refused.
+optimizers keep, ``supported.py`` says what is refused.
 """

@@ -23,7 +23,7 @@ from resume_adapters.core.state.stateful import ModuleBuffers, Stateful
 from resume_adapters.errors import NotRestored
 from resume_adapters.integrations.deepspeed_engine import files, names, recovery, universal
 from resume_adapters.integrations.deepspeed_engine.beta_powers import BetaPowers
-from resume_adapters.integrations.deepspeed_engine.rank_state import EngineRankState
+from resume_adapters.integrations.deepspeed_engine.names import EngineRankState
 from resume_adapters.integrations.deepspeed_engine.supported import require_supported
 
 between_attempts(recovery.reset_deepspeed)

@@ -1,9 +1,13 @@
-"""The names of DeepSpeed's files, and what follows from them. Needs no DeepSpeed."""
+"""The names of DeepSpeed's files, what follows from them, and what belongs to one rank. Needs no DeepSpeed."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from resume_adapters.core.state.records import Record
 
 SHARD = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_00_(model|optim)_states\.pt")
 """A shard of one rank: the rank, and whether it is of the model or the optimizer."""
@@ -29,3 +33,18 @@ def invariants(stage: int, ranks: int) -> dict[str, int]:
 def tag(step: int) -> str:
     """Return DeepSpeed's name for the checkpoint of a step."""
     return f"global_step{step}"
+
+
+@dataclass
+class EngineRankState(Record):
+    """The state of an engine on one rank.
+
+    Attributes:
+        windows: accumulation windows that are done.
+        powers: the powers of beta that C++ optimizers keep.
+        random: the states of the random generators of activation checkpointing.
+    """
+
+    windows: int
+    powers: Any
+    random: Any

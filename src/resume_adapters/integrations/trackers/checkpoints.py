@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Collection
 from typing import Any
 
-from resume_adapters.core.saving.readers import own_methods
+from resume_adapters.core.saving.staging import own_methods
 
 _SWITCHES = (
     "_log_model",  # seam: lightning 2.4-2.6 (W&B, MLflow), transformers 4.57 to 5.23 (W&B, ClearML, DVC, SwanLab)
