@@ -104,8 +104,10 @@ def test_completes_its_commands_in_a_shell(command, shell):
     assert "prune" not in done.out
 
 
-def test_help_has_every_exit_code(command):
+def test_help_has_the_commands_in_groups_and_every_exit_code(command):
     said = " ".join(command("--help").out.split())
+    groups = [said.index(f"─ {name} ─") for name in ("Run and prove", "Look", "Steer", "Move")]
+    assert groups == sorted(groups)
     assert all(f" {code} " in said[said.index("Exit codes:") :] for code in range(5))
 
 

@@ -47,7 +47,7 @@ _LINES = "\n"
 def main() -> None:
     """Run the shell command and end the process with its exit code."""
     try:
-        from resume_adapters.cli.app import app
+        from resume_adapters.cli.app import with_plain_help
 
         # Each registers its commands; --help lists them in this order.
         from resume_adapters.cli.commands import run, drill, status, verify  # isort: skip  # noqa: F401
@@ -59,7 +59,7 @@ def main() -> None:
     if sys.argv[1:2] == ["demo"]:
         sys.argv[1:2] = ["drill", "--demo"]
     try:
-        app(prog_name="resume-adapters")
+        with_plain_help()(prog_name="resume-adapters")
     except RunDirectoryUnusable as error:
         _leave(str(error), 3)
     except (MissingFramework, UnsupportedSetting) as error:

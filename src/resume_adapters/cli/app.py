@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import msgspec
 import typer
 from rich.console import Console, RenderableType
 from rich.table import Table
+from typer.core import TyperGroup
 
 from resume_adapters._version import __version__
 from resume_adapters.cli.render import facts, give_way
@@ -29,10 +31,13 @@ EXIT_CODES = (
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # rich's boxes cut long options, and break words, on 80 columns
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=f"{EXIT_CODES[:-1]}; 4 the drill could not judge.",
 )
+
+RUN, LOOK, STEER, MOVE = "Run and prove", "Look", "Steer", "Move"
+"""The groups of commands in --help."""
+
 
 _RUN_DIR = "The directory that the run saves its checkpoints in, or the one above its checkpoints/."
 _URL = "the URL of its copies: s3://bucket/runs/a."
@@ -49,6 +54,8 @@ Places = Annotated[
 Named = Annotated[str | None, typer.Argument(metavar="CHECKPOINT", help="A name or step; by default the newest.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
 Force = Annotated[bool, typer.Option("--force", help="Do so even if the run seems to be running.")]
+
+_LINE_BREAK = re.compile(r"(?<!\n)\n(?!\n)")
 
 _UNLIMITED = 10_000
 """Columns of a table that is not printed on a terminal: each of its rows is one line."""
@@ -67,6 +74,23 @@ def main(
     ] = False,
 ) -> None:
     """Inspect, verify and prune a run directory of resume-adapters, and steer its run."""
+
+
+def with_plain_help() -> TyperGroup:
+    """Return the command: its help breaks no line where the docstring does, and calls no flag a <bool>.
+
+    The help of each command is in click's form: rich's boxes cut long options, and break words, on 80 columns.
+    """
+    group = cast(TyperGroup, typer.main.get_command(app))
+    outer = typer.Context(cast(Any, group), **group.context_settings)
+    inner = [typer.Context(cast(Any, command), parent=outer) for command in group.commands.values()]
+    for context in (outer, *inner):
+        cast(Any, context.command).rich_markup_mode = "rich" if context is outer else None
+        context.command.help = _LINE_BREAK.sub(" ", context.command.help or "")
+        for parameter in context.command.get_params(context):
+            if getattr(parameter, "is_flag", False):
+                cast(Any, parameter).metavar = ""
+    return group
 
 
 def console() -> Console:

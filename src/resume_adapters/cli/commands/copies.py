@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from resume_adapters.cli import run_directory
-from resume_adapters.cli.app import EXIT_CODES, Force, Json, Named, RunDir, app, refuse_running, show
+from resume_adapters.cli.app import EXIT_CODES, MOVE, Force, Json, Named, RunDir, app, refuse_running, show
 from resume_adapters.cli.render import size, tracked, working
 from resume_adapters.cli.run_directory import STORAGE, chosen_copies, open_url
 from resume_adapters.core.checkpoint.layout import Pointer, latest_form, latest_name
@@ -26,7 +26,7 @@ from resume_adapters.core.tiers.tier import Fetch, TierCheckpoint
 from resume_adapters.errors import TierUnavailable, UnsupportedSetting
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(rich_help_panel=MOVE, epilog=EXIT_CODES)
 def pull(
     url: Annotated[str, typer.Argument(metavar="URL", help="Where a run copies its checkpoints to.")],
     run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The run directory; it need not exist.")],
@@ -57,7 +57,7 @@ def pull(
     show(document, json)
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(rich_help_panel=MOVE, epilog=EXIT_CODES)
 def push(
     run_dir: RunDir,
     url: Annotated[str, typer.Argument(metavar="URL", help="Where to: s3://bucket/runs/a, gs://, az://, file://.")],

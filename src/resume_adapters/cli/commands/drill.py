@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from resume_adapters.cli.app import Json, app, show
+from resume_adapters.cli.app import RUN, Json, app, show
 from resume_adapters.cli.drill import report
 from resume_adapters.cli.drill.drill import Drill, run
 from resume_adapters.cli.drill.faults import KINDS, parse
@@ -33,7 +33,7 @@ _NEEDED = {
 }
 
 
-@app.command(epilog=_EXIT_CODES)
+@app.command(rich_help_panel=RUN, epilog=_EXIT_CODES)
 def drill(
     command: Annotated[
         list[str] | None, typer.Argument(metavar="COMMAND...", help="What to run; {run_dir} in it is replaced.")

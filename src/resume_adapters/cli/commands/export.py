@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from resume_adapters.cli import run_directory
-from resume_adapters.cli.app import EXIT_CODES, Json, Named, RunDir, app, show
+from resume_adapters.cli.app import EXIT_CODES, MOVE, Json, Named, RunDir, app, show
 from resume_adapters.cli.render import tracked
 from resume_adapters.cli.run_directory import STORAGE, RunDirectory, require_intact
 from resume_adapters.core.checkpoint.checkpoint import CheckpointInfo
@@ -32,7 +32,7 @@ _WEIGHT_KEYS = ("state_dict", "module")
 """The key of the weights in a file of Lightning, or of DeepSpeed, which holds more than weights."""
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(rich_help_panel=MOVE, epilog=EXIT_CODES)
 def export(
     run_dir: RunDir,
     checkpoint: Named = None,

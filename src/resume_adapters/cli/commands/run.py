@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from resume_adapters.cli.app import app
+from resume_adapters.cli.app import RUN, app
 from resume_adapters.core.session.options import OPTIONS, RUN_DIRECTORY, TextOptions, run_directory_override
 from resume_adapters.errors import MissingFramework, UnsupportedSetting
 from resume_adapters.unedited import reaching
@@ -82,6 +82,7 @@ _RunDirectory = Annotated[
 @app.command(
     "run",
     context_settings={"allow_interspersed_args": False},
+    rich_help_panel=RUN,
     epilog="The exit code is that of the command; 2 also means wrong usage, or that the command cannot be reached.",
 )
 @with_options(*_OPTIONS)
@@ -105,7 +106,7 @@ def run_command(
     os.execvpe(words[0], words, environment)
 
 
-@app.command("env")
+@app.command("env", rich_help_panel=RUN)
 @with_options(*_OPTIONS)
 def env_command(run_dir: _RunDirectory = None, **given: Any) -> None:
     """Print what run sets, as lines of a shell: for a job that only takes an environment.

@@ -13,7 +13,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from resume_adapters.cli import run_directory
-from resume_adapters.cli.app import EXIT_CODES, Document, Json, Places, RunDirs, app, console, show
+from resume_adapters.cli.app import EXIT_CODES, LOOK, Document, Json, Places, RunDirs, app, console, show
 from resume_adapters.cli.render import age, ahead, escape, labels, number, size, state, table
 from resume_adapters.cli.run_directory import RunDirectory, open_url, read_url
 from resume_adapters.core.checkpoint.checkpoint import CheckpointInfo
@@ -28,7 +28,7 @@ _WIDE = 120
 """Width in columns from which the table of checkpoints also shows the position in the data."""
 
 
-@app.command(name="ls", epilog=EXIT_CODES)
+@app.command(name="ls", rich_help_panel=LOOK, epilog=EXIT_CODES)
 def list_checkpoints(
     run_dir: Places,
     best: Annotated[
@@ -57,7 +57,7 @@ def list_checkpoints(
     raise typer.Exit(1 if any(run.damaged or run.refused for run in runs) else 0)
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(rich_help_panel=LOOK, epilog=EXIT_CODES)
 def status(
     run_dir: RunDirs,
     parts: Annotated[

@@ -14,6 +14,7 @@ from rich.console import RenderableType
 from resume_adapters.cli import run_directory
 from resume_adapters.cli.app import (
     EXIT_CODES,
+    STEER,
     Document,
     Force,
     Json,
@@ -40,7 +41,7 @@ from resume_adapters.errors import NoValidCheckpoint, UnsupportedSetting
 _ENDED_AS_ASKED = (RunState.STOPPED, RunState.FINISHED, RunState.HALTED)
 
 
-@app.command("prune", epilog=EXIT_CODES)
+@app.command("prune", rich_help_panel=STEER, epilog=EXIT_CODES)
 @with_options("keep_last", "keep_best", "keep_every", "keep_within")
 def prune_run(
     run_dir: RunDir,
@@ -95,7 +96,9 @@ def _pruning(document: Document) -> Iterator[RenderableType]:
     yield f"Would remove {of_all}; nothing was changed." if document["dry_run"] else f"Removed {of_all}."
 
 
-@app.command(epilog=f"{EXIT_CODES} With --wait, 1 also means that the run ended otherwise than stopped.")
+@app.command(
+    rich_help_panel=STEER, epilog=f"{EXIT_CODES} With --wait, 1 also means that the run ended otherwise than stopped."
+)
 def stop(
     run_dir: RunDir,
     wait: Annotated[bool, typer.Option("--wait", help="Return when the run has ended.")] = False,
@@ -129,7 +132,7 @@ def stop(
     raise typer.Exit(1 if wait and document["state"] not in _ENDED_AS_ASKED else 0)
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(rich_help_panel=STEER, epilog=EXIT_CODES)
 def rewind(
     run_dir: RunDir,
     checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="A committed checkpoint: its name or step.")],

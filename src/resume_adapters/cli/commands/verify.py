@@ -12,7 +12,7 @@ import xxhash
 from rich.console import RenderableType
 
 from resume_adapters.cli import run_directory
-from resume_adapters.cli.app import EXIT_CODES, Document, Json, Place, app, show
+from resume_adapters.cli.app import EXIT_CODES, LOOK, Document, Json, Place, app, show
 from resume_adapters.cli.render import escape, size, state, table, tracked
 from resume_adapters.cli.run_directory import STORAGE, chosen_copies, open_url, require_intact
 from resume_adapters.core.checkpoint import layout, validity
@@ -28,7 +28,7 @@ Check = tuple[str, int, Callable[[], None]]
 """A file of a checkpoint, its bytes, and what raises if it is damaged."""
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(rich_help_panel=LOOK, epilog=EXIT_CODES)
 def verify(
     run_dir: Place,
     checkpoints: Annotated[
