@@ -22,12 +22,15 @@ COMMANDS = [
     ["ls", RUN],
     ["status", RUN],
     ["verify", RUN],
+    ["diff", f"{RUN}/{NEWEST}", NEWEST],
     ["export", RUN, "-o", OUT],
     ["prune", RUN, "--keep-last", "1", "--dry-run"],
     ["stop", RUN, "--undo"],
     ["rewind", RUN, NEWEST, "--force"],
     ["prune", RUN, "--keep-last", "1", "--force"],
 ]
+"""The commands; ``RUN/NEWEST`` is the path of the newest checkpoint of the stored run."""
+
 RUNS = ["hf/out", "lightning/out", "accelerate/project/checkpoints", "deepspeed/out"]
 
 
@@ -44,7 +47,7 @@ def test_no_forged_run_directory_ends_a_command_in_another_error_than_ours(
         shutil.copytree(stored, directory, symlinks=True)
         damage = fuzz.Damage(directory, seed)
         surroundings.add_strangers(directory)
-        named = {RUN: str(directory), NEWEST: newest, OUT: str(out)}
+        named = {RUN: str(directory), NEWEST: newest, f"{RUN}/{NEWEST}": str(directory / newest), OUT: str(out)}
         given = [named.get(word, word) for word in command]
         words = f"{fuzz.in_words(seed, damage.done)}: {' '.join(given)}"
         with surroundings.unharmed(directory, words):

@@ -48,10 +48,19 @@ def test_exits_with_2_on_wrong_usage(command, run_dir, words):
     assert command(*[run_dir if word == "RUN" else word for word in words]).code == 2
 
 
+@pytest.mark.parametrize("name", ["du", "journal", "resume", "unhalt"])
+def test_says_what_serves_in_the_place_of_a_command_that_is_gone(command, run_dir, name):
+    done = command(name, run_dir)
+    assert (done.code, done.out) == (2, "")
+    assert f"there is no command '{name}' any more: " in done.err and "RUN_DIR" in done.err
+    assert f"│ {name} " not in command("--help").out
+
+
 ALL = [
     "ls",
     "status",
     "verify",
+    "diff",
     "prune",
     "stop",
     "rewind",
@@ -136,7 +145,7 @@ def test_a_row_is_a_line_where_there_is_no_terminal(run_dir, make_run, words):
 
 
 @pytest.mark.parametrize("columns", [60, 80])
-@pytest.mark.parametrize("name", ["run", "env", "drill", "ls", "status", "verify", "prune", "stop", "rewind"])
+@pytest.mark.parametrize("name", ["run", "env", "drill", "ls", "status", "verify", "diff", "prune", "stop", "rewind"])
 def test_no_option_is_cut_in_the_help_of_a_command(command, name, columns):
     wide, narrow = command(name, "--help", columns=200).out, command(name, "--help", columns=columns).out
     lists = [each.partition("Options:")[2].partition("\n\n")[0].splitlines() for each in (wide, narrow)]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 import shutil
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from resume_adapters.core.checkpoint.layout import manifest_path
 from resume_adapters.core.storage.local import LocalStorage
@@ -86,3 +90,46 @@ def test_says_where_there_is_nothing_to_verify(command, run_dir, tmp_path, pendi
     named = command("verify", tmp_path / "other", "checkpoint-5")
     assert named.code == 1
     assert "checkpoint-5 is pending: it has no manifest" in named.out
+
+
+@pytest.fixture
+def foreign(run_dir):
+    """A checkpoint that was made without this package."""
+    checkpoint = run_dir / "checkpoint-5"
+    checkpoint.mkdir()
+    shard = "model-00001-of-00001.safetensors"
+    save_file({"weight": torch.ones(40)}, checkpoint / shard)
+    (checkpoint / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"weight": shard}}))
+    (checkpoint / "trainer_state.json").write_text('{"global_step": 5}')
+    torch.save({"state": torch.ones(40)}, checkpoint / "optimizer.pt")
+    (checkpoint / "scheduler.pt").write_bytes(pickle.dumps({"last_epoch": 5}))
+    (checkpoint / "notes.txt").write_text("no format that is known")
+    return checkpoint
+
+
+def test_without_digests_only_the_structure_is_verified(command, run_dir, foreign):
+    done = command("verify", run_dir, "--json")
+    assert done.code == 0
+    assert [(row["name"], row["verdict"], row["files"]) for row in done.json["checkpoints"]][:2] == [
+        ("checkpoint-5", "readable", 6),
+        ("checkpoint-10", "valid", 3),
+    ]
+    assert "checkpoint-5 is readable: it was made without this package" in command("verify", run_dir, 5).out
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("trainer_state.json", "half"),
+        ("optimizer.pt", "half"),
+        ("model-00001-of-00001.safetensors", "half"),
+        ("scheduler.pt", b""),
+        ("model.safetensors.index.json", b'{"weight_map": {"weight": "model-2.safetensors"}}'),
+    ],
+)
+def test_a_torn_or_missing_file_of_a_foreign_one_is_named(command, run_dir, foreign, file, content):
+    whole = (foreign / file).read_bytes()
+    (foreign / file).write_bytes(whole[: len(whole) // 2] if content == "half" else content)
+    done = command("verify", run_dir, foreign.name, "--json")
+    assert done.code == 1
+    assert [each["file"] for each in done.json["checkpoints"][0]["damage"]] == [file]

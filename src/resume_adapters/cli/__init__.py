@@ -7,6 +7,7 @@ command         does
 ``ls``          list the checkpoints of a run directory, oldest first; or several runs, one a line
 ``status``      show how the run is, and what the same launch would resume from now
 ``verify``      read every file of the committed checkpoints and compare the digests
+``diff``        compare what a resume would restore from two checkpoints
 ``pull``        fetch a checkpoint from an object store; ``push`` copies one there
 ``prune``       remove what a retention policy does not keep
 ``stop``        ask the run to save and leave; undone, let a halted run be launched again
@@ -22,7 +23,7 @@ Each has ``--json``: one JSON document on standard output, with stable keys. Exi
 code  means
 ====  ==================================================================================
 0     success
-1     a checkpoint is damaged, or none is valid; for ``drill`` and ``demo``: the two runs
+1     a checkpoint is damaged, or none is valid; for ``diff``, ``drill`` and ``demo``: the two
       differ; for ``stop --wait``: the run ended otherwise than stopped, halted or finished
 2     wrong usage, a refusal (the run is running), or an extra that is not installed
 3     no such run directory, or not a run directory
@@ -43,6 +44,14 @@ from resume_adapters.errors import MissingFramework, ResumeError, RunDirectoryUn
 
 _LINES = "\n"
 
+_GONE = {
+    "du": "`resume-adapters ls RUN_DIR` shows the sizes of the checkpoints, and `du -a` those of their files",
+    "journal": "read RUN_DIR/.resume/journal.jsonl, which has a line for each start, commit, prune and stop",
+    "resume": "`resume-adapters stop --undo RUN_DIR` lets a halted run be launched again",
+    "unhalt": "`resume-adapters stop --undo RUN_DIR` lets a halted run be launched again",
+}
+"""What serves in the place of a command that former versions had."""
+
 
 def main() -> None:
     """Run the shell command and end the process with its exit code."""
@@ -51,11 +60,13 @@ def main() -> None:
 
         # Each registers its commands; --help lists them in this order.
         from resume_adapters.cli.commands import run, drill, status, verify  # isort: skip  # noqa: F401
-        from resume_adapters.cli.commands import steer, copies, export  # isort: skip  # noqa: F401
+        from resume_adapters.cli.commands import diff, steer, copies, export  # isort: skip  # noqa: F401
     except ModuleNotFoundError as error:
         if error.name not in ("rich", "typer"):
             raise
         _leave("the shell command needs typer and rich: pip install 'typer>=0.19' 'rich>=13.9'", 2)
+    if (gone := _GONE.get(sys.argv[1] if sys.argv[1:] else "")) is not None:
+        _leave(f"there is no command {sys.argv[1]!r} any more: {gone}", 2)
     if sys.argv[1:2] == ["demo"]:
         sys.argv[1:2] = ["drill", "--demo"]
     try:

@@ -286,6 +286,18 @@ def test_one_flipped_bit_of_a_tensor_is_a_difference(tensor: torch.Tensor, data:
     assert encoding.digest_of(tensor) != encoding.digest_of(changed)
 
 
+def test_an_outline_has_the_key_of_each_tensor_and_all_other_values() -> None:
+    tree = {
+        "weights": [torch.zeros(2), np.zeros(3), np.float32(1.0), b"words", torch.zeros(1, dtype=torch.complex128)],
+        "rest": (1, {2: 1 << 70}, {"x"}, float("nan"), torch.float32),
+    }
+    document, tensors = encoding.encode(tree)
+    found = encoding.outline(document)
+    assert [each.key for each in found["weights"]] == [*tensors]
+    assert all(isinstance(each, encoding.Reference) for each in found["weights"])
+    assert first_difference(found["rest"], tree["rest"]) is None
+
+
 class Text(str):
     __slots__ = ()
 
@@ -314,6 +326,7 @@ def test_a_tensor_of_a_device_that_is_not_here_comes_back_on_the_cpu(monkeypatch
     assert encoding.decode(document, {"0": tensor}) is tensor, "a device of another kind"
     marked["of"] = ["meta", {"$": "tensor", "key": "0"}]
     assert encoding.decode(msgspec.json.encode(marked), {"0": tensor}).device.type == "meta"
+    assert encoding.outline(document) == encoding.Reference("0")
 
 
 def test_where_types_count_they_come_back() -> None:

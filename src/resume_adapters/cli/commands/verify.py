@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json as json_module
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ from resume_adapters.cli import run_directory
 from resume_adapters.cli.app import EXIT_CODES, LOOK, Document, Json, Place, app, show
 from resume_adapters.cli.render import escape, size, state, table, tracked
 from resume_adapters.cli.run_directory import STORAGE, chosen_copies, open_url, require_intact
-from resume_adapters.core.checkpoint import layout, validity
+from resume_adapters.core.checkpoint import layout, native_files, validity
 from resume_adapters.core.checkpoint.checkpoint import CheckpointInfo
 from resume_adapters.core.checkpoint.files import CheckpointFiles, extra_in_words
 from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest
@@ -23,6 +24,11 @@ from resume_adapters.core.tiers.options import is_url
 from resume_adapters.core.tiers.remote import RemoteTier
 from resume_adapters.core.tiers.tier import TierCheckpoint
 from resume_adapters.errors import CheckpointDamaged
+
+_READABLE = "readable"
+"""The verdict on a checkpoint without digests, whose files have the structure of their formats."""
+
+_ARCHIVES = (".pt", ".pth", ".bin", ".ckpt")
 
 Check = tuple[str, int, Callable[[], None]]
 """A file of a checkpoint, its bytes, and what raises if it is damaged."""
@@ -38,7 +44,9 @@ def verify(
 ) -> None:
     """Read every file of the committed checkpoints and compare it with the manifest's digest.
 
-    One that was made without this package has no digests to compare with. The copies at a URL are read as a whole too.
+    A checkpoint that was made without this package has no digests. Of that one, only the structure of the files is
+    checked: nothing is torn, and every shard of the weights is there. Its verdict is then readable, not valid. The
+    copies at a URL are read as a whole too.
     """
     if is_url(run_dir):
         place, tier = run_dir, open_url(run_dir)
@@ -49,10 +57,10 @@ def verify(
     else:
         run = run_directory.read(Path(run_dir))
         place = run.place
-        known = [row for row in run.rows if row.state in ("committed", "damaged", "newer")]
+        known = [row for row in run.rows if row.state in ("committed", "damaged", "newer", "foreign")]
         found = list(map(_verify, [run.checkpoint(name) for name in checkpoints or []] or known))
     show({"run_directory": place, "checkpoints": found}, json, _in_words)
-    raise typer.Exit(0 if found and all(each["verdict"] == "valid" for each in found) else 1)
+    raise typer.Exit(0 if found and all(each["verdict"] in ("valid", _READABLE) for each in found) else 1)
 
 
 def _verify(row: CheckpointInfo) -> Document:
@@ -60,6 +68,10 @@ def _verify(row: CheckpointInfo) -> Document:
     if manifest is not None:
         checks = [(each.path, each.bytes, partial(require_intact, path, manifest, (each,))) for each in manifest.files]
         return _verdict(name, "valid", checks, CheckpointFiles(STORAGE, path, manifest).extra())
+    if row.state == "foreign":
+        files = [(each.as_posix(), file) for each, file in layout.files(STORAGE, path)]
+        checks = [(each, STORAGE.size(file), partial(_require_structure, path, each, file)) for each, file in files]
+        return _verdict(name, _READABLE if files else row.state, checks)
     found = _verdict(name, row.state, [])
     if row.state in ("damaged", "newer"):
         file = layout.manifest_path(STORAGE, path).relative_to(path).as_posix() if path.is_dir() else ""
@@ -104,6 +116,25 @@ def _require_copy(tier: RemoteTier, found: TierCheckpoint, entry: FileEntry) -> 
         raise CheckpointDamaged(f"{said}: its content has changed")
 
 
+def _require_structure(checkpoint: Path, name: str, file: Path) -> None:
+    """Check that a file of a checkpoint without digests is not torn, and no shard of an index missing."""
+    if file.suffix == ".json":
+        try:
+            json_module.loads(STORAGE.read(file))
+        except (OSError, ValueError, RecursionError) as error:
+            raise CheckpointDamaged(f"{file.name} is torn: {error}", path=file) from error
+    elif file.suffix == ".safetensors" or (file.suffix in _ARCHIVES and not _is_bare_pickle(file)):
+        native_files.require_intact(file)
+    if name.endswith(".index.json"):
+        native_files.weight_shards(CheckpointFiles(STORAGE, checkpoint, None), name)
+
+
+def _is_bare_pickle(file: Path) -> bool:
+    """Return whether a file is what torch wrote before 1.6, and other tools still do: nothing says where it ends."""
+    with file.open("rb") as opened:
+        return opened.read(1) == b"\x80"
+
+
 def _in_words(document: Document) -> Iterator[RenderableType]:
     rows = document["checkpoints"]
     found = table("name", "verdict", "files", "size", right=("files", "size"))
@@ -116,5 +147,8 @@ def _in_words(document: Document) -> Iterator[RenderableType]:
         if row["extra"]:
             extra = escape(extra_in_words(row["extra"]))
             yield f"{escape(row['name'])}: its manifest does not name {extra}, which is not read"
-        if row["verdict"] not in ("valid", "damaged", "newer"):
+        if row["verdict"] == _READABLE:
+            checked = "only the structure of its files was checked"
+            yield f"{said}: it was made without this package and has no digests; {checked}"
+        elif row["verdict"] not in ("valid", "damaged", "newer"):
             yield f"{said}: it has no manifest to compare with"

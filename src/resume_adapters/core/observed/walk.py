@@ -79,6 +79,7 @@ class Subjects:
     Attributes:
         roots: the objects where a walk begins, by the name under which a user knows them.
         captured: objects that others capture or that hold no state of the training; a walk does not enter them.
+        unsaved: tensors of captured modules that nobody captures all the same.
         ignored: what is not looked at, each with the reason: a path such as ``"trainer.deepspeed"``, or ``"*.name"``
             for attributes of that name anywhere.
         foreign: prefixes of modules whose objects are not entered.
@@ -94,6 +95,7 @@ class Subjects:
 
     roots: Mapping[str, Any]
     captured: Iterable[Any] = ()
+    unsaved: Iterable[Any] = ()
     ignored: Mapping[str, str] = field(default_factory=dict)
     foreign: tuple[str, ...] = ()
     read_ahead: frozenset[str] = frozenset()
@@ -107,7 +109,7 @@ class Subjects:
 
     def identities(self) -> set[int]:
         """Return the identities of what others capture; of a module, also of the tensors that its state dict holds."""
-        return _identities(self.captured)
+        return _identities(self.captured) - {id(tensor) for tensor in self.unsaved}
 
 
 @dataclass
@@ -208,6 +210,7 @@ class _Walk:
         self._left = objects
         self._has_time = has_time
         self._captured = subjects.identities()
+        self._unsaved = {id(tensor) for tensor in subjects.unsaved}
         self._seen: set[int] = set()
         self._stateful: set[int] = set()
         self._queue: deque[tuple[Path, Any, int]] = deque()
@@ -291,7 +294,8 @@ class _Walk:
 
     def _add_module(self, path: Path, value: Any) -> None:
         held = (each for _, part in submodules(value) for each in tensors_of(part).values())
-        if any(id(each) not in self._captured for each in held):
+        known = self._captured | self._unsaved  # of a captured module, which is there from the start
+        if any(id(each) not in known for each in held):
             self._add(path, LeafKind.MODULE, value, None)
 
     def _add_stateful(self, path: Path, value: Any) -> None:

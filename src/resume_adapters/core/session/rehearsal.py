@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from resume_adapters.core import devices
-from resume_adapters.core.saving.available_memory import available_memory
+from resume_adapters.core.saving.block import available_memory
 from resume_adapters.core.storage.local import LocalStorage
 
 

@@ -152,6 +152,12 @@ def is_numeric(value: Any) -> bool:
     return dtype.kind in "biufc" and dtype.isnative and dtype.itemsize <= (16 if dtype.kind == "c" else 8)
 
 
+class Reference(NamedTuple):
+    """A tensor of an encoded tree, which is not read: its key in the safetensors file."""
+
+    key: str
+
+
 def encode(tree: Any) -> tuple[bytes, dict[str, torch.Tensor]]:
     """Split a tree into a JSON document and the tensors it refers to.
 
@@ -186,6 +192,35 @@ _MALFORMED = (
     *(LookupError, ValueError, TypeError, AttributeError, RuntimeError, OverflowError),
 )
 """What decoding a document raises that :func:`encode` did not write, whatever is wrong in it."""
+
+
+def outline(document: bytes) -> Any:
+    """Rebuild the tree that :func:`encode` split, with a :class:`Reference` in place of each tensor, array and bytes.
+
+    Raises:
+        ValueError, KeyError: the document is not an encoded tree.
+    """
+    return _decode(_bare(msgspec.json.decode(document)), _References())
+
+
+class _References(dict[str, Any]):
+    """Has a reference for every key."""
+
+    def __missing__(self, key: str) -> Reference:
+        return Reference(key)
+
+
+def _bare(node: Any) -> Any:
+    """Remove what turns a tensor into another type after it was read."""
+    if isinstance(node, list):
+        return [_bare(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    if node.get("$") in ("array", "scalar", "bytes", "complex", "sparse"):
+        return _bare(node["of"])
+    if node.get("$") == "device":
+        return _bare(node["of"][1])
+    return {key: _bare(item) for key, item in node.items()}
 
 
 def _encode(value: Any, where: str, tensors: dict[str, torch.Tensor]) -> Any:
