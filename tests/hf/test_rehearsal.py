@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
 from resume_adapters.core.session import rehearsal
@@ -31,7 +32,7 @@ class Killed(TrainerCallback):
 
 def gpt2() -> Any:
     torch.manual_seed(0)
-    return GPT2LMHeadModel(GPT2Config(vocab_size=16, n_embd=8, n_layer=1, n_head=2, n_positions=4))
+    return GPT2LMHeadModel(GPT2Config(vocab_size=16, n_embd=8, n_layer=1, n_head=2, n_positions=8))
 
 
 def trainer_of(directory: Path, kind: type[Trainer] = Trainer, make: Callable[[], Any] = gpt2, **options: Any) -> Any:
@@ -223,3 +224,27 @@ def test_copies_refer_to_each_other() -> None:
     assert made["schedule"].optimizer is made["optimizer"]
     assert made["optimizer"].own == [1]
     assert made["model"].holder is shared
+
+
+def of_transformers() -> Any:
+    from peft import LoraConfig
+
+    made = gpt2()
+    made.add_adapter(LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True))
+    return made
+
+
+def prefix() -> Any:
+    from peft import PrefixTuningConfig, get_peft_model
+
+    options = {"num_virtual_tokens": 2, "encoder_hidden_size": 4, "prefix_projection": True}
+    return get_peft_model(gpt2(), PrefixTuningConfig(task_type="CAUSAL_LM", **options))
+
+
+@pytest.mark.parametrize("make", [of_transformers, prefix])
+def test_adapters_are_kept_and_nothing_that_is_frozen(make: Callable[[], Any], tmp_path: Path) -> None:
+    exact(tmp_path, Trainer, make)
+    kept = load_file(tmp_path / "run" / "checkpoint-6" / "resume" / "live_weights.safetensors")
+    assert sum(each.numel() for each in kept.values()) == sum(
+        each.numel() for each in make().parameters() if each.requires_grad
+    )
