@@ -24,7 +24,7 @@ BUDGETS = {
     "core/run_directory": 1020,
     "core/saving": 770,
     "core/session": 1960,
-    "core/state": 1750,
+    "core/state": 1760,
     "core/stop": 380,
     "core/storage": 480,
     "core/tiers": 1240,

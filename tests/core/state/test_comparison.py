@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from resume_adapters.core.state.comparison import first_difference
+from resume_adapters.core.state.comparison import first_difference, same_bits
 
 
 @pytest.mark.parametrize(
@@ -64,3 +64,15 @@ def test_equal_states_have_no_difference(make: Callable[[], Any]) -> None:
 def test_a_numpy_number_stands_for_pythons() -> None:
     assert first_difference(0.5, np.float64(0.5)) is None
     assert first_difference(np.int64(3), 3) is None
+
+
+@pytest.mark.parametrize("size", [1, 7, 8, 9, 24])
+@pytest.mark.parametrize("start", [0, 3, 8])
+def test_each_byte_of_any_length_and_place_is_compared(size: int, start: int) -> None:
+    memory = torch.arange(start + size, dtype=torch.uint8)
+    one = memory[start:]
+    assert same_bits(one, one.clone())
+    for index in range(size):
+        other = one.clone()
+        other[index] += 1
+        assert not same_bits(one, other)
