@@ -117,6 +117,7 @@ HABITS = {
     "schedule": ("torch", "trainer", "lightning"),
     "hidden": ("torch", "trainer", "lightning"),
     "layerwise": ("trainer", "lightning"),
+    "sparse_window": ("lightning",),
     "frozen": ("trainer",),
     "lazy": ("torch", "trainer", "lightning"),
 }
@@ -128,3 +129,8 @@ HABITS = {
 @pytest.mark.parametrize(("habit", "name"), [(habit, name) for habit, names in HABITS.items() for name in names])
 def test_a_habit_of_a_training(habit: str, name: str, tmp_path: Path) -> None:
     ends_as_without(HERE / "scripts" / "habits.py", tmp_path, 18, name, habit)
+
+
+def test_a_group_that_is_added_on_the_way_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=r"5 parameters in the optimizer.*Make all groups"):
+        ends_as_without(HERE / "scripts" / "habits.py", tmp_path, 18, "torch", "groups")

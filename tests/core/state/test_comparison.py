@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from resume_adapters.core.state.comparison import first_difference
+from resume_adapters.core.state.comparison import first_difference, same_bits
 
 
 @pytest.mark.parametrize(
@@ -81,3 +81,15 @@ def test_an_object_is_what_it_holds() -> None:
 
 class Another:
     pass
+
+
+@pytest.mark.parametrize("size", [1, 7, 8, 9, 24])
+@pytest.mark.parametrize("start", [0, 3, 8])
+def test_each_byte_of_any_length_and_place_is_compared(size: int, start: int) -> None:
+    memory = torch.arange(start + size, dtype=torch.uint8)
+    one = memory[start:]
+    assert same_bits(one, one.clone())
+    for index in range(size):
+        other = one.clone()
+        other[index] += 1
+        assert not same_bits(one, other)

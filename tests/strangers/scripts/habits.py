@@ -24,7 +24,7 @@ class Net(nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(2)
-        self.embed = nn.Embedding(20, 8, sparse=HABIT.startswith("sparse"))
+        self.embed = nn.Embedding(20, 8, sparse=HABIT == "sparse_window")
         self.inner = nn.LazyLinear(16) if HABIT == "lazy" else nn.Linear(40, 16)
         self.drop = nn.Dropout(0.1)
         self.head = nn.Linear(16, 2)
@@ -94,7 +94,7 @@ class Warm(torch.optim.lr_scheduler.LRScheduler):
 def make_optimizer(net):
     if HABIT == "attributes":
         return Counting(net.parameters(), lr=0.05)
-    if HABIT.startswith("sparse"):
+    if HABIT == "sparse_window":
         return torch.optim.SGD(net.parameters(), lr=0.05)
     if HABIT == "groups":
         return torch.optim.Adam([*net.embed.parameters(), *net.inner.parameters()], lr=0.01)
@@ -273,7 +273,7 @@ def lightning():
         def __init__(self):
             super().__init__()
             self.net = net
-            self.automatic_optimization = not HABIT.startswith(("manual", "every_other", "sparse_manual"))
+            self.automatic_optimization = HABIT != "every_other"
 
         def training_step(self, batch):
             x, y = batch
