@@ -184,7 +184,8 @@ class TrainerSession:
 
     def _set_intervals(self, context: RestoreContext, max_steps: int) -> None:
         """Set the intervals that this launch was given otherwise: the trainer goes by those of the checkpoint."""
-        trainer, live, asked = self.trainer, self.trainer.state, TrainerState()
+        trainer, live = self.trainer, self.trainer.state
+        asked: Any = TrainerState()
         settings = context.launch.settings if context.launch is not None else None
         before = settings.arguments if settings is not None else {}
         asked.compute_steps(trainer.args, max_steps)
