@@ -139,7 +139,7 @@ class LoopWatch:
         atexit.register(self._say_at_exit)
 
     def _say_at_exit(self) -> None:
-        logger.warning("No Trainer was made in this process: nothing was saved, and nothing will resume. %s", _REMEDY)
+        logger.warning("No Trainer was made in this process: this package saves and resumes nothing. %s", _REMEDY)
 
 
 _WATCH = LoopWatch()

@@ -72,6 +72,11 @@ def test_a_command_line_of_lightning(tmp_path: Path) -> None:
 
 
 @needs("deepspeed")
+def test_an_engine_whose_batch_grows(tmp_path: Path) -> None:
+    ends_as_without(HERE / "scripts" / "deepspeed_growing.py", tmp_path, 18)
+
+
+@needs("deepspeed")
 @pytest.mark.parametrize("stage", range(4))
 def test_an_engine_with_a_json_file(stage: int, tmp_path: Path) -> None:
     ends_as_without(HERE / "scripts" / "deepspeed_json.py", tmp_path, 18 + stage, str(stage))

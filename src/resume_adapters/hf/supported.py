@@ -23,7 +23,9 @@ def require_supported(trainer: Any, cadence: Cadence | None) -> None:
     refused = {
         "save_only_model=True leaves no optimizer to resume with": args.save_only_model,
         'save_strategy="no" never saves': args.save_strategy == "no" and cadence is None,
-        "ignore_data_skip=True starts the epoch again": args.ignore_data_skip,
+        "ignore_data_skip=True starts the epoch again (a trainer that sets it itself cannot be resumed)": (
+            args.ignore_data_skip
+        ),
         "auto_find_batch_size=True changes the batches on the way": args.auto_find_batch_size,
         "save_on_each_node=True scatters a checkpoint over nodes": args.save_on_each_node and args.world_size > 1,
         "enable_jit_checkpoint=True saves between steps and ends as if finished; the callback's own stop replaces it": (

@@ -126,7 +126,7 @@ class FitSession:
     def _leave_to_other_fits(self) -> None:
         """Load nothing where the trainer has just finished what was saved, or a later ``fit()`` of it is to load it.
 
-        Lightning makes the optimizers of a further ``fit()`` anew.
+        Lightning makes new optimizers for a further ``fit()``.
         """
         context = self._session.context
         saved = context.rank_state.fit if context is not None and context.rank_state is not None else None

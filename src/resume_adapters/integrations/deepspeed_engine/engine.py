@@ -102,6 +102,7 @@ class EngineState:
         self.invariants = names.invariants(self.stage, int(engine.dp_world_size))
         self._powers = BetaPowers(engine.basic_optimizer)
         self._steps = engine.global_steps
+        self._accumulation = int(engine.gradient_accumulation_steps())
         self._checked: set[str] = set()
         self._replaced = contextlib.ExitStack()
         self._attempt = running_attempt()
@@ -183,10 +184,13 @@ class EngineState:
 
     def rank_state(self) -> EngineRankState:
         """Return the state of this rank that DeepSpeed does not save."""
+        accumulation = int(self.engine.gradient_accumulation_steps())
+        windows, begun = divmod(self.engine.micro_steps, accumulation)
         return EngineRankState(
-            windows=self.engine.micro_steps // self.engine.gradient_accumulation_steps(),
+            windows=windows,
             powers=self._powers.state_dict(),
             random=get_cuda_rng_tracker().get_states(),
+            accumulation=[self._accumulation, accumulation, begun],
         )
 
     def parts(self) -> dict[str, Stateful]:
@@ -267,7 +271,12 @@ class EngineState:
 
     def load_rank_state(self, state: EngineRankState) -> None:
         """Restore what :meth:`rank_state` returned."""
-        self.engine.micro_steps = state.windows * self.engine.gradient_accumulation_steps()
+        engine, (given, found, begun) = self.engine, state.accumulation or (0, 0, 0)
+        if given == self._accumulation != found:  # else this launch asks for another one
+            engine.set_train_batch_size(found * engine.train_micro_batch_size_per_gpu() * engine.dp_world_size)
+        accumulation = int(engine.gradient_accumulation_steps())
+        # Batches count as begun where one that is longer now was set just before the save.
+        engine.micro_steps = state.windows * accumulation + (begun if accumulation == found else 0)
         self._powers.replay(state.powers)
         if state.random:
             get_cuda_rng_tracker().set_states(state.random)
