@@ -273,15 +273,6 @@ def _descriptors() -> dict[str, int]:
 
 
 def leftovers(directory: Path) -> list[str]:
-    """Return what a crash may leave and the next start must remove.
-
-    The run that is alive has made ahead where its next checkpoint begins.
-    """
+    """Return what a crash may leave and the next start must remove."""
     patterns = ("*.superseded*", "*/resume/pending", "*.resume/pending", ".resume/begin-*", ".resume/remove-*")
-    found = [path for pattern in patterns for path in directory.glob(pattern)]
-    ahead = [path for path in found if path.name.startswith("begin-") and _is_ahead(path)]
-    return [path.relative_to(directory).as_posix() for path in found if path not in ahead[:1]]
-
-
-def _is_ahead(begun: Path) -> bool:
-    return {path.name for path in begun.iterdir()} <= {"next", "next.resume"}
+    return [path.relative_to(directory).as_posix() for pattern in patterns for path in directory.glob(pattern)]

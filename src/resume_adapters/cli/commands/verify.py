@@ -19,7 +19,7 @@ from resume_adapters.cli.run_directory import STORAGE, chosen_copies, open_url, 
 from resume_adapters.core.checkpoint import layout, native_files, validity
 from resume_adapters.core.checkpoint.checkpoint import CheckpointInfo
 from resume_adapters.core.checkpoint.files import CheckpointFiles, extra_in_words
-from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest
+from resume_adapters.core.checkpoint.manifest import FileEntry
 from resume_adapters.core.tiers.options import is_url
 from resume_adapters.core.tiers.remote import RemoteTier
 from resume_adapters.core.tiers.tier import TierCheckpoint
@@ -64,7 +64,10 @@ def verify(
 
 
 def _verify(row: CheckpointInfo) -> Document:
-    name, path, manifest = row.path.name, row.path, _manifest_of(row)
+    name, path, manifest = row.path.name, row.path, row.manifest
+    if row.state == "damaged":
+        with contextlib.suppress(CheckpointDamaged):  # its manifest may be whole
+            manifest = validity.read_manifest(STORAGE, path)
     if manifest is not None:
         checks = [(each.path, each.bytes, partial(require_intact, path, manifest, (each,))) for each in manifest.files]
         return _verdict(name, "valid", checks, CheckpointFiles(STORAGE, path, manifest).extra())
@@ -77,16 +80,6 @@ def _verify(row: CheckpointInfo) -> Document:
         file = layout.manifest_path(STORAGE, path).relative_to(path).as_posix() if path.is_dir() else ""
         found["damage"] = [{"file": file, "reason": row.reason}]
     return found
-
-
-def _manifest_of(row: CheckpointInfo) -> Manifest | None:
-    """Return the manifest of a checkpoint, damaged or not; ``None`` if it cannot be read."""
-    if row.manifest is not None or row.state != "damaged":
-        return row.manifest
-    try:
-        return validity.read_manifest(STORAGE, row.path)
-    except CheckpointDamaged:
-        return None
 
 
 def _verdict(name: str, undamaged: str, checks: Sequence[Check], extra: list[str] | None = None) -> Document:
