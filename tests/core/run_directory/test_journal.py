@@ -1,10 +1,11 @@
-"""The history of a run, whoever else writes it."""
+"""A journal that has grown large is trimmed by the next start."""
 
 from __future__ import annotations
 
 import errno
 import json
 import os
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,17 +13,82 @@ from typing import Any
 
 import pytest
 
+from resume_adapters import KeepLast
 from resume_adapters.core.run_directory import journal
 from resume_adapters.core.storage.local import LocalStorage
 from waiting import LIMIT, until_ended
 
 import fuzz
 from faults import Disturbed
-from miniature import Miniature, name
+from miniature import Miniature, name, own
 
 
 def events(directory: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (directory / ".resume" / "journal.jsonl").read_text().splitlines()]
+
+
+def test_the_first_the_last_the_stops_and_the_commits_that_count_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Miniature(tmp_path, keep=KeepLast(2))
+    for number in range(8):
+        job.commit(number * 10)
+        job.run.control.journal.append("failed" if number == 3 else "resume", step=number)
+    job.run.close()
+    monkeypatch.setattr(journal, "_FIRST", 2)
+    monkeypatch.setattr(journal, "_LAST", 1)
+    before = events(tmp_path)
+    Miniature(tmp_path).run.close()
+    assert events(tmp_path)[: len(before)] == before, "it is not large"
+    monkeypatch.setattr(journal, "_LARGE", 100)
+    Miniature(tmp_path).run.close()
+    kept = [(each["event"], each["step"]) for each in events(tmp_path)]
+    assert kept == [
+        ("start", 0),
+        ("commit", 0),
+        ("failed", 3),
+        ("commit", 60),
+        ("commit", 70),
+        ("start", 70),
+        ("start", 70),
+    ]
+
+
+def test_what_the_run_has_committed_is_known_after_a_trim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each checkpoint that exists the last line counts: a copy with the name of a pruned one is the user's."""
+    job = Miniature(tmp_path, keep=KeepLast(2))
+    for step in (10, 20, 30, 40):
+        job.commit(step)
+    log = job.run.control.journal
+    log.append("commit", step=5)  # version 0.1.0 wrote no names
+    log.append("commit", step=40)
+    job.run.close()
+    (tmp_path / name(10)).mkdir()
+    shutil.rmtree(own(tmp_path / name(30)))
+    for number, value in (("_FIRST", 0), ("_LAST", 1), ("_LARGE", 100)):
+        monkeypatch.setattr(journal, number, value)
+    again = Miniature(tmp_path)
+    again.run.close()
+    kept = [(each["event"], each.get("checkpoint", each.get("step"))) for each in events(tmp_path)]
+    assert kept == [("commit", name(30)), ("prune", name(10)), ("commit", name(40)), ("commit", 40), ("start", 40)]
+    known = Miniature(tmp_path).run.control.journal.committed()
+    assert [known.has(name(step)) for step in (10, 20, 30, 40)] == [False, False, True, True]
+
+
+def test_a_rewind_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Miniature(tmp_path)
+    job.commit(10)
+    log = job.run.control.journal
+    log.append("commit", step=20, checkpoint=name(20))
+    log.append("rewind", step=10)
+    log.append("resume", step=10)
+    (tmp_path / name(20)).mkdir()
+    for number, value in (("_FIRST", 0), ("_LAST", 1), ("_LARGE", 100)):
+        monkeypatch.setattr(journal, number, value)
+    log.trim(lambda subject: True)
+    assert [each["event"] for each in events(tmp_path)] == ["start", "commit", "commit", "rewind", "resume"][1:]
+    assert (log.committed().has(name(10)), log.committed().has(name(20))) == (True, False)
+    job.run.close()
 
 
 def test_a_line_of_which_a_full_disk_took_a_part_spoils_no_other(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json as json_module
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial

@@ -13,6 +13,20 @@ from resume_adapters.core.storage.base import Storage
 from resume_adapters.errors import CheckpointDamaged
 
 
+def subjects(entry: Mapping[str, Any]) -> list[str | int]:
+    """Return the checkpoints that an entry of the journal commits or removes: names, or a step where it has no name.
+
+    An entry ``rewind`` removes all of later steps; it names none.
+    """
+    event, name, step = entry["event"], entry.get("checkpoint"), entry.get("step")
+    moved = entry.get("set_aside")
+    if event in ("commit", "prune") and isinstance(name, str):
+        return [name]
+    if event == "commit" and isinstance(step, int):
+        return [step]
+    return [str(each) for each in moved] if event == "start" and isinstance(moved, list) else []
+
+
 class CommitHistory:
     """Which checkpoints a run has committed and not removed since, according to its journal.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import uuid
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -28,7 +30,9 @@ from resume_adapters.core.tiers.mirrors import LONGEST_COPY, group_ranks
 from resume_adapters.core.tiers.resume import TierCandidates, identity_of
 from resume_adapters.core.tiers.tier import Fetch, Tier
 from resume_adapters.errors import (
+    CheckpointDamaged,
     CheckpointsExist,
+    FormatTooNew,
     NoValidCheckpoint,
     ResumeError,
     RunDirectoryUnusable,
@@ -350,6 +354,22 @@ class Takeover:
             raise StateMismatch(f"the ranks see different checkpoints at {path}: steps {steps}", path=path)
         return found[self.ranks.rank]
 
+    def _is_there(self, subject: str | int) -> bool:
+        """Return whether a checkpoint of this name still exists, or one that is committed of this step."""
+        return subject in self._names if isinstance(subject, str) else subject in self._committed_steps
+
+    @functools.cached_property
+    def _names(self) -> set[str]:
+        return {path.name for path in candidates(self.storage, self.directory)}
+
+    @functools.cached_property
+    def _committed_steps(self) -> set[int]:
+        steps = set()
+        for name in self.catalog.committed():
+            with contextlib.suppress(CheckpointDamaged, FormatTooNew):
+                steps.add(self.catalog.summary(self.directory / name).step)
+        return steps
+
     def _require_own_files(self, checkpoint: Checkpoint | None) -> None:
         """Check that this rank finds its own files, where each node has only a part of the checkpoint.
 
@@ -408,6 +428,7 @@ class Takeover:
         )
         self._fence()
         wasted = wasted_launches(self.control.journal.history(), resumes_from=step)
+        self.control.journal.trim(self._is_there)
         self.control.journal.append(
             "start",
             generation=self.generation,

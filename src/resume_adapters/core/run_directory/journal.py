@@ -1,4 +1,4 @@
-"""The history of a run: every start, commit, prune, resume and stop. It is only appended to."""
+"""The history of a run: every start, commit, prune, resume and stop. It is appended to, and trimmed when large."""
 
 from __future__ import annotations
 
@@ -13,11 +13,19 @@ from typing import Annotated, Any
 import msgspec
 
 from resume_adapters.core.checkpoint.manifest import Count, Time
-from resume_adapters.core.checkpoint.validity import CommitHistory
-from resume_adapters.core.storage.base import Storage
+from resume_adapters.core.checkpoint.validity import CommitHistory, subjects
+from resume_adapters.core.storage.base import Storage, write_atomically
+
+_LARGE = 4 << 20
+"""Bytes from which a journal is trimmed: some ten thousand entries."""
+
+_FIRST, _LAST = 100, 2000
+"""How many entries are kept in any case, of the oldest and of the newest."""
 
 SET_ASIDE = "set-aside-on-tiers"
 """The event that what a rewind has set aside in the run directory was set aside on tiers too."""
+
+_KEPT = ("stopped", "halted", "finished", "failed", "rewind", SET_ASIDE)
 
 
 class _Facts(msgspec.Struct):
@@ -75,6 +83,27 @@ class Journal:
                 self._committed, self._committed_size = CommitHistory(_entries(content)), len(content)
                 self._is_torn = not content.endswith(b"\n")
             return self._committed
+
+    def trim(self, is_there: Callable[[str | int], bool]) -> None:
+        """If the journal is large, keep its first and last entries, all stops, and what still counts of the commits.
+
+        Args:
+            is_there: returns whether a checkpoint still exists, by name, or by step where the journal has no name.
+        """
+        if not self._storage.exists(self._file) or self._storage.size(self._file) <= _LARGE:
+            return
+        whole, count, last = self._read(), 0, dict[str | int, int]()
+        for count, entry in enumerate(_entries(whole), 1):
+            last.update(dict.fromkeys(subjects(entry), count))
+        counts = {number for subject, number in last.items() if is_there(subject)}
+        content = b"".join(
+            msgspec.json.encode(entry) + b"\n"
+            for number, entry in enumerate(_entries(whole), 1)
+            if number <= _FIRST or number > count - _LAST or entry["event"] in _KEPT or number in counts
+        )
+        write_atomically(self._storage, self._file, content)
+        self._committed, self._committed_size = CommitHistory(_entries(content)), len(content)
+        self._is_torn = False
 
     def history(self) -> Iterator[dict[str, Any]]:
         """Return the entries, oldest first, without lines that a crash truncated or nobody could use."""
