@@ -93,3 +93,14 @@ def test_each_byte_of_any_length_and_place_is_compared(size: int, start: int) ->
         other = one.clone()
         other[index] += 1
         assert not same_bits(one, other)
+
+
+def test_large_trees_are_compared_in_threads() -> None:
+    """The first difference in the order of the tree is named, whichever is found first."""
+    saved = {str(index): torch.zeros(1 << 20) for index in range(6)}
+    live = {name: each.clone() for name, each in saved.items()}
+    assert first_difference(saved, live) is None
+    live["4"][-1] = live["2"][0] = 1.0
+    assert (first_difference(saved, live) or "").startswith("2: saved torch.float32 (1048576,)")
+    sparse = torch.sparse_coo_tensor(torch.tensor([[1]]), torch.tensor([2.0]), (3,))
+    assert first_difference([sparse], [sparse.clone()]) is None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections import deque
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from resume_adapters.errors import NotRestored
 
@@ -16,23 +18,51 @@ if TYPE_CHECKING:
 _WORD = 8
 """Bytes that are compared at once."""
 
+_THREADS = min(os.cpu_count() or 1, 8)
+"""Threads that compare: one does not use what the memory can deliver."""
+
+_LARGE = 1 << 24
+"""Bytes from which threads gain more than they cost."""
+
+
+class _Pair(NamedTuple):
+    """Two tensors that should be the same, and where."""
+
+    here: str
+    saved: torch.Tensor
+    live: torch.Tensor
+
 
 def first_difference(saved: Any, live: Any, where: str = "") -> str | None:
     """Return where two trees first differ and how, or ``None`` if they are equal bit for bit.
 
     Numbers are compared by value and kind, tensors and arrays by dtype, shape and every byte (so NaN equals NaN).
     """
-    return next(_differences(saved, live, where), None)
+    found = list(_differences(saved, live, where))
+    same = iter(are_same([(each.saved, each.live) for each in found if isinstance(each, _Pair)]))
+    for each in found:
+        if not isinstance(each, _Pair):
+            return each
+        if not next(same):
+            return f"{each.here}: saved {_describe(each.saved)}, restored {_describe(each.live)}"
+    return None
 
 
-def _differences(saved: Any, live: Any, where: str) -> Iterator[str]:
+def are_same(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[bool]:
+    """Return of each pair of tensors whether it has the same bits."""
+    if sum(one.numel() * one.element_size() for one, _ in pairs) < _LARGE:
+        return [same_bits(*each) for each in pairs]
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="resume-adapters-compare") as pool:
+        return list(pool.map(same_bits, *zip(*pairs, strict=True)))
+
+
+def _differences(saved: Any, live: Any, where: str) -> Iterator[str | _Pair]:
     import numpy as np
     import torch
 
     here = where.lstrip(".") or "the state"
     if isinstance(saved, torch.Tensor) and isinstance(live, torch.Tensor):
-        if not same_bits(saved, live):
-            yield f"{here}: saved {_describe(saved)}, restored {_describe(live)}"
+        yield _Pair(here, saved, live)
     elif isinstance(saved, np.ndarray | np.generic) and isinstance(live, np.ndarray | np.generic):
         if saved.dtype != live.dtype or saved.shape != live.shape or saved.tobytes() != live.tobytes():
             yield f"{here}: saved {_describe(saved)}, restored {_describe(live)}"

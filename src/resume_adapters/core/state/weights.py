@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from resume_adapters.core.state import keys
-from resume_adapters.core.state.comparison import bits, same_bits
+from resume_adapters.core.state.comparison import are_same, bits
 from resume_adapters.errors import NotRestored, StateMismatch, UnsupportedSetting
 
 if TYPE_CHECKING:
@@ -128,7 +128,9 @@ def lost_in(module: torch.nn.Module, expected: Mapping[str, torch.Tensor]) -> li
     """
     live = module.state_dict()
     found = {name: live[key] for name, key in keys.canonical(live).items()}
-    return [name for name, each in expected.items() if name not in found or not same_bits(each, found[name])]
+    known = [name for name in expected if name in found]
+    same = dict(zip(known, are_same([(expected[name], found[name]) for name in known]), strict=True))
+    return [name for name in expected if not same.get(name)]
 
 
 def have_names_of(saved: dict[str, Any], live: dict[str, torch.Tensor]) -> bool:
@@ -145,7 +147,7 @@ def are_saved_as_they_are(saved: dict[str, torch.Tensor], live: dict[str, torch.
     found, missing = _pair(saved, live)
     if missing or found.unexpected:
         return False
-    return all(same_bits(saved[name], live[key]) for key, name in found.saved_by_live.items())
+    return all(are_same([(saved[name], live[key]) for key, name in found.saved_by_live.items()]))
 
 
 def _pair(saved: dict[str, Any], live: dict[str, torch.Tensor]) -> tuple[keys.Match, list[str]]:
@@ -162,8 +164,10 @@ def verify_weights(module: torch.nn.Module, saved: dict[str, torch.Tensor], chec
         NotRestored: a tensor differs; the message names the first one.
     """
     live = module.state_dict()
-    for key, name in keys.match(saved, live).saved_by_live.items():
-        if not same_bits(saved[name], live[key]):
+    names = keys.match(saved, live).saved_by_live
+    same = are_same([(saved[name], live[key]) for key, name in names.items()])
+    for (key, name), is_same in zip(names.items(), same, strict=True):
+        if not is_same:
             raise NotRestored(
                 f"model: {key} differs from {name} of {checkpoint.name} after loading (saved {saved[name].dtype} "
                 f"{tuple(saved[name].shape)}, live {live[key].dtype} {tuple(live[key].shape)})",
