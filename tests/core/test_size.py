@@ -23,7 +23,7 @@ BUDGETS = {
     "core/run": 1230,
     "core/run_directory": 950,
     "core/saving": 710,
-    "core/session": 2110,
+    "core/session": 2120,
     "core/state": 1800,
     "core/stop": 370,
     "core/storage": 470,

@@ -613,9 +613,11 @@ def test_early_stopping_continues(bench: contract.Bench, reference: Any, tmp_pat
     kills = [{"event": "on_step_end", "step": 14}, {"event": "on_step_end", "step": 18}]
     contract.interrupted_equals_uninterrupted(bench, tmp_path, config, expected, kills)
     outcome = bench.run(tmp_path, config).require_success()
-    assert "nothing to do" in outcome.output
+    assert "nothing to do" in outcome.output and "other settings" not in outcome.output
     final = contract.read_trace(tmp_path).final[0]
     assert final is not None and final["weights"] == expected.final[0]["weights"]
+    outcome = bench.run(tmp_path, {**config, "args": {**args, "learning_rate": 1e-3}}).require_success()
+    assert "It was trained with other settings; given now: learning_rate 0.001 (was 0.005)" in outcome.output
 
 
 def test_a_run_under_way_is_taken_over(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:

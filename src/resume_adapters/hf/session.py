@@ -22,7 +22,6 @@ from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.finished import Extent
 from resume_adapters.core.session.framework import CheckpointFacts
 from resume_adapters.core.session.held import SaveForm
-from resume_adapters.core.session.messages import log_finished
 from resume_adapters.core.session.new_run import new_run
 from resume_adapters.core.session.options import ResumeOptions
 from resume_adapters.core.session.rescale import GIVEN_IN_STEPS, Rescale
@@ -514,7 +513,7 @@ class TrainerSession:
         former, trainer = self.run.previous, self.trainer
         assert former is not None, "an earlier launch has finished the run"
         self._restore_rng_at_end()
-        log_finished(former.step, self._why_finished())
+        self.session.log_finished(former.step, self._why_finished())
         if trainer.args.load_best_model_at_end and trainer.state.best_model_checkpoint is not None:
             trainer._load_best_model()  # seam: transformers 4.57 to 5.23, as _finalize_training does
         trainer.control = trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)

@@ -20,7 +20,6 @@ from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.finished import Extent
 from resume_adapters.core.session.framework import CheckpointFacts
 from resume_adapters.core.session.held import SaveForm
-from resume_adapters.core.session.messages import log_finished
 from resume_adapters.core.session.new_run import new_run
 from resume_adapters.core.session.numbered import Training
 from resume_adapters.core.session.options import ResumeOptions
@@ -193,7 +192,7 @@ class FitSession:
         )
         former = self.run.previous
         if former is not None and former.state is RunState.FINISHED and self._trainer.global_step == context.step:
-            log_finished(context.step, self.loops.why_over())
+            self._session.log_finished(context.step, self.loops.why_over())
 
     def _leave_as_it_was(self) -> None:
         """Leave the run to a later ``fit()``, with the state that it had."""

@@ -23,7 +23,6 @@ from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.run.step_control import GO_ON
 from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.session.finished import Extent
-from resume_adapters.core.session.messages import log_finished
 from resume_adapters.core.session.options import ResumeOptions
 from resume_adapters.core.session.rescale import GIVEN_IN_STEPS, Rescale
 from resume_adapters.core.session.session import Session
@@ -144,7 +143,7 @@ class ResumableLoop:
         self.resume()
         self._over = self._was_finished()
         if self._over:
-            log_finished(self.global_step, str(self._extent))
+            self._session.log_finished(self.global_step, str(self._extent))
         else:
             try:
                 yield from self._epochs(count)

@@ -100,9 +100,11 @@ def log_extra(name: str, extra: list[str]) -> None:
         logger.warning("%s: not in the manifest of %s, and not read.", extra_in_words(extra), name)
 
 
-def log_finished(step: int, reason: str) -> None:
-    """Log that the run had finished, and why nothing is left to train."""
+def log_finished(step: int, reason: str, untrained: str) -> None:
+    """Log that the run had finished, why nothing is left to train, and with which settings it was not trained."""
     logger.info("This run finished at step %d (%s): nothing to do.", step, reason)
+    if untrained:
+        logger.warning("It was trained with other settings; given now: %s. They need another run directory.", untrained)
 
 
 def log_missing(entries: Iterable[PartEntry]) -> None:

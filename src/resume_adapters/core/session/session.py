@@ -33,7 +33,7 @@ from resume_adapters.core.session.finished import Extent, mark_finished, require
 from resume_adapters.core.session.framework import CheckpointFacts, Framework, TrainingLoop
 from resume_adapters.core.session.held import HeldCall, SaveForm
 from resume_adapters.core.session.loaders import LoaderRestorer
-from resume_adapters.core.session.messages import PartEntries, log_missing
+from resume_adapters.core.session.messages import PartEntries, log_finished, log_missing
 from resume_adapters.core.session.options import ResumeOptions
 from resume_adapters.core.session.records import SHARD_DIGESTS, LaunchState, OrderDigest, RankState, data_cursor
 from resume_adapters.core.session.rehearsal import NotRehearsed
@@ -541,6 +541,12 @@ class Session:
             step,
             horizon,
         )
+
+    def log_finished(self, step: int, reason: str) -> None:
+        """Log that the run had finished, and why nothing is left to train."""
+        self.begin_settings()
+        if self.run.ranks.rank == 0:
+            log_finished(step, reason, self.settings.untrained())
 
     def finish(self, extent: Extent, *, step: int, epoch: float, **facts: Any) -> None:
         """Set the run's state to finished, unless it was halted since its last step. Every rank calls it.

@@ -302,6 +302,11 @@ class SettingsComparison:
             f"{each.name} {each.saved}, this launch has {each.given}" for each in self._changes() if each.is_seed
         )
 
+    def untrained(self) -> str:
+        """Return in words which settings of this launch a finished run was not trained with."""
+        changes = [each for each in self._changes() if each.name not in (*_VERSIONED, *_OPTIONS)]
+        return _words((each.name, each.given, "was", each.saved) for each in changes) if changes else ""
+
     def describe(self) -> str:
         """Return in one line what differs from the checkpoint, and which value is in force; empty if nothing does.
 
