@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from resume_adapters.core.checkpoint.native_files import LoadableFiles
+from resume_adapters.core.checkpoint.native_files import require_loadable
 from resume_adapters.errors import NotSerialisable
 
 
@@ -28,15 +28,15 @@ def test_a_container_that_torch_was_told_of_and_cannot_fill_is_refused_when_it_i
     with pytest.raises(
         NotSerialisable, match=r"model.pt holds .*Settings \(at settings\), which would have to run code"
     ):
-        LoadableFiles().require([file], lambda key: True)
-    LoadableFiles().require([file], lambda key: False)
+        require_loadable([file], lambda key: True)
+    require_loadable([file], lambda key: False)
     with (
         torch.serialization.safe_globals([Settings]),
         pytest.raises(NotSerialisable, match=r"cannot be loaded again.* add_safe_globals.*fills no .*Settings"),
     ):
-        LoadableFiles().require([file], lambda key: True)
+        require_loadable([file], lambda key: True)
     with torch.serialization.safe_globals([Settings]):
-        LoadableFiles().require([file], lambda key: False)
+        require_loadable([file], lambda key: False)
 
 
 class Fragile:
@@ -56,16 +56,16 @@ def test_an_object_that_torch_was_told_of_and_cannot_be_made_is_refused_when_it_
         torch.serialization.safe_globals([Fragile]),
         pytest.raises(NotSerialisable, match=r"cannot be loaded again.* add_safe_globals.*the rate is missing"),
     ):
-        LoadableFiles().require([file], lambda key: True)
+        require_loadable([file], lambda key: True)
 
 
 def test_an_older_format_does_not_list_what_it_holds_and_is_left_to_torch(tmp_path: Path) -> None:
     files = [tmp_path / "older.pt", tmp_path / "model.pt"]
     torch.save({"plain": Plain()}, files[0], _use_new_zipfile_serialization=False)
-    LoadableFiles().require(files[:1], lambda key: True)
+    require_loadable(files[:1], lambda key: True)
     torch.save({"plain": Plain()}, files[1])
     with pytest.raises(NotSerialisable, match=r"model.pt holds .*Plain"):
-        LoadableFiles().require(files, lambda key: True)
+        require_loadable(files, lambda key: True)
 
 
 def test_an_object_that_torch_was_told_of_is_no_reason_to_refuse(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_an_object_that_torch_was_told_of_is_no_reason_to_refuse(tmp_path: Path)
     torch.save({"plain": Plain(), "weights": torch.ones(2)}, files[0])
     torch.save([1, torch.ones(2)], files[1])
     with pytest.raises(NotSerialisable, match=r"Plain \(at plain\)"):
-        LoadableFiles().require(files, lambda key: True)
-    LoadableFiles().require(files, lambda key: False)
+        require_loadable(files, lambda key: True)
+    require_loadable(files, lambda key: False)
     with torch.serialization.safe_globals([Plain]):
-        LoadableFiles().require(files, lambda key: True)
+        require_loadable(files, lambda key: True)
