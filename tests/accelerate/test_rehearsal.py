@@ -31,13 +31,14 @@ def train(directory: Path, model: Any, *, hook: Any = None, options: Any = None)
     if hook is not None:
         accelerator.register_load_state_pre_hook(hook)
     run = register_for_resume(accelerator, run_dir=directory, save_every=2, **(options or {}))
-    for _ in run.epochs(1):
-        for batch in run.batches(loader):
-            accelerator.backward(model(batch).square().mean())
-            optimizer.step()
-            schedule.step()
-            optimizer.zero_grad()
-            run.step()
+    with run:
+        for _ in run.epochs(1):
+            for batch in run.batches(loader):
+                accelerator.backward(model(batch).square().mean())
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+                run.step()
     return model
 
 

@@ -120,6 +120,7 @@ def test_what_is_damaged_is_named(command, url, tmp_path):
         (["push", "{run}", "nowhere"], 2, "is not a URL"),
         (["ls", "{url}", "--best", "los"], 2, "has the metric 'los'; they have"),
         (["ls", "nothing://host/a"], 2, "unknown scheme"),
+        (["status", "{url}"], 2, "has copies, which have no status"),
     ],
 )
 def test_what_cannot_be_done_is_refused(command, run_dir, url, words, code, said):

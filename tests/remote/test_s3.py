@@ -134,13 +134,13 @@ def test_a_copy_that_fails_leaves_no_part_of_a_large_file(
 def test_the_commands_know_urls(tmp_path: Path, url: str) -> None:
     train(tmp_path / "a", url, 1, 2)
     done = {}
-    for words in (["ls", url], ["verify", url], ["status", url], ["pull", url, str(tmp_path / "b"), "1"]):
+    for words in (["ls", url], ["verify", url], ["pull", url, str(tmp_path / "b"), "1"]):
         command = [sys.executable, "-m", "resume_adapters.cli", *words]
         found = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
         assert found.returncode == 0, found.stderr
         done[words[0]] = found.stdout
     assert done["ls"].count("committed") == 2 and done["verify"].count("valid") == 2
-    assert "checkpoint-2" in done["status"] and (tmp_path / "b" / "checkpoint-1" / "model.bin").exists()
+    assert (tmp_path / "b" / "checkpoint-1" / "model.bin").exists()
 
 
 @pytest.mark.thorough

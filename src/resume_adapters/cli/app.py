@@ -44,7 +44,7 @@ _URL = "the URL of its copies: s3://bucket/runs/a."
 
 RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help=_RUN_DIR)]
 Place = Annotated[str, typer.Argument(metavar="RUN_DIR", help=f"{_RUN_DIR} Or {_URL}")]
-RunDirs = Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help=f"{_RUN_DIR} Several: an overview.")]
+RunDirs = Annotated[list[str], typer.Argument(metavar="RUN_DIR...", help=f"{_RUN_DIR} Several: an overview.")]
 Places = Annotated[
     list[str],
     typer.Argument(metavar="RUN_DIR...", help=f"{_RUN_DIR} Several: an overview. Or {_URL}"),

@@ -70,7 +70,9 @@ def status(
     Of several run directories (status runs/*), an overview: one line for each run. A run was killed if its status is
     running and its process on this host is gone.
     """
-    runs = run_directory.read_all(run_dir)
+    if (url := next(filter(is_url, run_dir), None)) is not None:
+        raise UnsupportedSetting(f"{url} has copies, which have no status: `resume-adapters ls {url}` lists them")
+    runs = run_directory.read_all(list(map(Path, run_dir)))
     if len(run_dir) > 1:
         if parts:
             raise UnsupportedSetting(f"--parts is for one run, and here are {len(run_dir)}: give the directory of one")
