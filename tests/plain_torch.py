@@ -190,7 +190,7 @@ class PlainTorch(LoopFramework):
         super().skip_pass(loader, is_left=is_left, is_iterated=is_iterated)
 
     def subjects(self) -> Subjects:
-        return observed.subjects([self.model], [self.optimizer], [self.schedule, *self.model.buffers()])
+        return observed.subjects([self.model], [self.optimizer], [self.optimizer, self.schedule, *self.model.buffers()])
 
     def settings(self) -> LaunchSettings:
         given = {"clip": self.given.get("clip", 1.0), "loader": self}
