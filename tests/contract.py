@@ -407,7 +407,7 @@ def operations(
     first, second, inner = re.escape(first), re.escape(second), re.escape(inner)
     found = {
         "claims the run directory": Operation("os.rename", rf"\.resume/{temporary('generation')}", 0),
-        "begins a checkpoint": Operation("os.rename", rf"{BEGUN}next(\.resume)?", 2),
+        "begins a checkpoint": Operation("open", rf"{BEGUN}{inner}/pending", 2),
         "lets the framework write": native,
         "writes a file of its own": Operation("open", rf"{BEGUN}{inner}/rank-00000\.json", 2),
         "gives it its name": Operation("os.rename", rf"{BEGUN}{second}", 2),
