@@ -48,11 +48,11 @@ def test_exits_with_2_on_wrong_usage(command, run_dir, words):
     assert command(*[run_dir if word == "RUN" else word for word in words]).code == 2
 
 
-@pytest.mark.parametrize("name", ["du", "journal", "resume", "unhalt"])
+@pytest.mark.parametrize("name", ["du", "journal", "resume", "unhalt", "status --watch", "stop --force"])
 def test_says_what_serves_in_the_place_of_a_command_that_is_gone(command, run_dir, name):
-    done = command(name, run_dir)
+    done = command(*name.split(), run_dir)
     assert (done.code, done.out) == (2, "")
-    assert f"there is no command '{name}' any more: " in done.err and "RUN_DIR" in done.err
+    assert f"there is no '{name}' any more: " in done.err and "RUN_DIR" in done.err
     assert f"│ {name} " not in command("--help").out
 
 

@@ -45,12 +45,14 @@ from resume_adapters.errors import MissingFramework, ResumeError, RunDirectoryUn
 _LINES = "\n"
 
 _GONE = {
+    "status --watch": "`watch resume-adapters status RUN_DIR` follows a run",
+    "stop --force": "`kill -9` ends a process, and RUN_DIR/.resume/status.json has its number and host",
     "du": "`resume-adapters ls RUN_DIR` shows the sizes of the checkpoints, and `du -a` those of their files",
     "journal": "read RUN_DIR/.resume/journal.jsonl, which has a line for each start, commit, prune and stop",
     "resume": "`resume-adapters stop --undo RUN_DIR` lets a halted run be launched again",
     "unhalt": "`resume-adapters stop --undo RUN_DIR` lets a halted run be launched again",
 }
-"""What serves in the place of a command that former versions had."""
+"""What serves in the place of a command, or of an option of one, that former versions had."""
 
 
 def main() -> None:
@@ -65,8 +67,10 @@ def main() -> None:
         if error.name not in ("rich", "typer"):
             raise
         _leave("the shell command needs typer and rich: pip install 'typer>=0.19' 'rich>=13.9'", 2)
-    if (gone := _GONE.get(sys.argv[1] if sys.argv[1:] else "")) is not None:
-        _leave(f"there is no command {sys.argv[1]!r} any more: {gone}", 2)
+    name, *rest = sys.argv[1:] or [""]
+    for words in (name, *(f"{name} {each}" for each in rest)):
+        if words in _GONE:
+            _leave(f"there is no {words!r} any more: {_GONE[words]}", 2)
     if sys.argv[1:2] == ["demo"]:
         sys.argv[1:2] = ["drill", "--demo"]
     try:
