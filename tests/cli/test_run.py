@@ -141,7 +141,7 @@ def test_a_hand_written_loop_is_named_at_its_first_step_and_at_the_end(tmp_path:
     )
     assert done.returncode == 0
     said = [line for line in done.stdout.splitlines() if "No Trainer was made in this process" in line]
-    assert len(said) == 2 and "nothing was saved" in said[1] and "a plain PyTorch loop" in said[1]
+    assert len(said) == 2 and "this package saves and resumes nothing" in said[1] and "a plain PyTorch loop" in said[1]
     bare = subprocess.run([sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert bare.stdout == "trained\n"
 
