@@ -18,7 +18,7 @@ BUDGETS = {
     "core/checkpoint": 1780,
     "core/dataloader": 1400,
     "core/loop": 1650,
-    "core/observed": 1560,
+    "core/observed": 1550,
     "core/recovery": 1450,
     "core/run": 1230,
     "core/run_directory": 950,

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from resume_adapters.core.observed.gradients import LeftGradients
+from resume_adapters.core.observed.optimizers import SteppingOptimizers
 
 
 class Loop:
@@ -15,7 +16,8 @@ class Loop:
         self.model = torch.nn.Sequential(torch.nn.Embedding(4, 3, sparse=sparse), torch.nn.Linear(3, 2))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.left = LeftGradients()
-        self.left.begin()
+        self.stepping = SteppingOptimizers(self.left.after_step)
+        self.stepping.begin()
 
     def step(self) -> None:
         self.model(torch.tensor([1, 2])).sum().backward()
@@ -32,7 +34,7 @@ class Loop:
 def loop() -> Iterator[Loop]:
     made = Loop()
     yield made
-    made.left.close()
+    made.stepping.close()
 
 
 def test_a_sparse_gradient_is_needed_whatever_was_seen() -> None:
@@ -41,7 +43,7 @@ def test_a_sparse_gradient_is_needed_whatever_was_seen() -> None:
         loop.optimizer.zero_grad()
         loop.step()
         loop.end_step()
-    loop.left.close()
+    loop.stepping.close()
     assert loop.needed() == [True, False, False]
 
 

@@ -120,7 +120,8 @@ class TakenAhead:
     def begin_pass(self) -> None:
         """Begin a pass, with nothing taken ahead of it."""
         self.left, self.is_sure = 0, True
-        self._takes = self._takes and []
+        if self._takes is not None:
+            self._takes = []
 
     def add(self, taken: int, *, is_last: bool) -> int:
         """Count the batches that were taken for a step; return how many it has used.

@@ -18,23 +18,9 @@ class LeftGradients:
     """Watches the gradients that are left at the ends of steps."""
 
     def __init__(self) -> None:
-        self._hook: Any = None
         self._watches = _WATCHED
         self._left: dict[int, Any] = {}
         self._is_used: dict[int, bool] = {}
-
-    def begin(self) -> None:
-        """Watch the optimizers of this process from now on."""
-        from torch.optim.optimizer import register_optimizer_step_post_hook
-
-        if self._hook is None:
-            self._hook = register_optimizer_step_post_hook(self._after_step)
-
-    def close(self) -> None:
-        """Watch no longer."""
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
 
     def end_step(self, tensors: Iterable[Any]) -> None:
         """Look at what a step leaves, where it is one of the first."""
@@ -55,7 +41,8 @@ class LeftGradients:
         # What is sharded cannot be captured: it is named only where it is known to be used.
         return self._is_used.get(id(tensor), not hasattr(tensor.grad, "to_local"))
 
-    def _after_step(self, optimizer: Any, *_: Any) -> None:
+    def after_step(self, optimizer: Any) -> None:
+        """See which of the gradients that were left an optimizer has used in its step."""
         if not self._left:
             return
         for each in (each for group in optimizer.param_groups for each in group["params"]):

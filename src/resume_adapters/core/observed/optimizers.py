@@ -8,7 +8,7 @@ step, through torch's global hook, and each is known by the names of what it ste
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from weakref import WeakSet
 
@@ -29,9 +29,14 @@ _BASE = (
 
 
 class SteppingOptimizers:
-    """The optimizers of this process that have stepped."""
+    """The optimizers of this process that have stepped.
 
-    def __init__(self) -> None:
+    Args:
+        after_step: called with each, after each of its steps.
+    """
+
+    def __init__(self, after_step: Callable[[Any], object]) -> None:
+        self._tell = after_step
         self._hook: Any = None
         self._seen: WeakSet[Any] = WeakSet()
 
@@ -50,6 +55,7 @@ class SteppingOptimizers:
 
     def _after_step(self, optimizer: Any, *_: Any) -> None:
         self._seen.add(optimizer)
+        self._tell(optimizer)
 
     @property
     def seen(self) -> list[Any]:

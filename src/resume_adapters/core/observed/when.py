@@ -138,7 +138,7 @@ class ObservedState:
         self._tensors: dict[str, Any] = {}
         self._held: list[ObservedLeaf] | None = None
         self._gradients = LeftGradients()
-        self._stepping = SteppingOptimizers()
+        self._stepping = SteppingOptimizers(self._gradients.after_step)
 
     # ---- Resuming
 
@@ -173,12 +173,10 @@ class ObservedState:
         self._start = walk.take(subjects, self._clock)
         if self._before is not None:
             self._made = walk.made(subjects, self._before, self._start)
-        self._gradients.begin()
         self._stepping.begin()
 
     def close(self) -> None:
         """Watch the optimizers no longer."""
-        self._gradients.close()
         self._stepping.close()
 
     def end_step(self) -> None:
