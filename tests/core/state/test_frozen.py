@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from resume_adapters.core.state.frozen import FrozenBuffers, FrozenState, TakenBuffer
-from resume_adapters.core.state.records import FRESH, Deferred, Record
+from resume_adapters.core.state.records import FRESH, Record
 
 LARGE = 1 << 17
 
@@ -41,20 +41,15 @@ def test_what_is_small_is_copied() -> None:
     assert frozen.is_intact
 
 
-class Later(Deferred):
-    def to_tree(self) -> int:
-        return 3
-
-
 @dataclass
 class Place(Record):
     loss: torch.Tensor
     words: dict[str, int]
-    index: Annotated[Later, FRESH]
+    index: Annotated[int, FRESH]
 
 
 def test_records_are_copied_and_become_trees_when_they_are_asked_for() -> None:
-    place = Place(torch.zeros(2), {"words": 1}, Later())
+    place = Place(torch.zeros(2), {"words": 1}, 3)
     frozen = FrozenState([place])
     place.loss += 1
     (tree,) = frozen.tree

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import pytest
 
-from resume_adapters.core.state.records import FRESH, Deferred, Record, Source, Stored
+from resume_adapters.core.state.records import FRESH, Record, Source, Stored
 from resume_adapters.errors import CheckpointDamaged, FormatMismatch
 
 SOURCE = Source(Path("checkpoint-4"), "rank-00000.json", 4, "0.1.0")
@@ -65,24 +65,18 @@ def test_what_is_no_such_record_is_of_another_version_of_the_format(changed: dic
     assert refused.value.step == 4
 
 
-class Digest(Deferred):
-    def to_tree(self) -> str:
-        return "computed"
-
-
 @dataclass
 class Batch(Record):
     indices: list[int]
     made: Annotated[list[int], FRESH]
-    digest: Digest | str | None
+    digest: str | None
     inner: list[Batch]
 
 
-def test_what_is_deferred_is_computed_when_the_record_is_written() -> None:
-    batch = Batch([1], [2], Digest(), [Batch([], [], Digest(), [])])
+def test_the_values_of_a_record_have_their_names_on_disk() -> None:
+    batch = Batch([1], [2], "known", [Batch([], [], None, [])])
     tree = batch.to_tree()
-    assert tree["digest"] == "computed" == tree["inner"][0]["digest"]
-    assert Batch.from_tree(tree, SOURCE).digest == "computed"
+    assert tree["digest"] == "known" and tree["inner"][0]["digest"] is None
     assert list(batch.values_on_disk()) == list(tree) and batch.values_on_disk()["digest"] is batch.digest
     with pytest.raises(CheckpointDamaged, match="digest"):
         Batch.from_tree({**tree, "digest": 1}, SOURCE)

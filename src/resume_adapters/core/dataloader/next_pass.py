@@ -1,26 +1,20 @@
-"""The ways in which the next pass over a tracked loader may begin."""
+"""Passes over a tracked loader that do not begin afresh: one that is resumed, and one that was begun before."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from resume_adapters.core.dataloader.progress import FetchLog, LoaderPosition
 from resume_adapters.core.state import encoding, rng
-from resume_adapters.core.state.records import tree_of
 from resume_adapters.errors import NotRestored
 
 
 @dataclass(frozen=True, eq=False)
-class Fresh:
-    """From its first batch, with the current random state."""
-
-
-@dataclass(frozen=True, eq=False)
 class AlreadyMade:
-    """From its first batch, with the random state of the moment at which the loader had made its iterator before.
+    """A pass that begins with the random state of the moment at which the loader had made its iterator before.
 
     Attributes:
         random_state: what :meth:`LoaderRandomState.capture` returned at that moment.
@@ -29,51 +23,6 @@ class AlreadyMade:
 
     random_state: dict[str, Any]
     samplers: Sequence[tuple[Any, Any]]
-
-
-@dataclass(frozen=True, eq=False)
-class Resumed:
-    """From a position in the middle of a pass."""
-
-    position: LoaderPosition
-
-
-@dataclass(frozen=True, eq=False)
-class AfterEnd:
-    """From its first batch, after a position at the end of a pass.
-
-    Attributes:
-        position: the position.
-        is_restored: its random state is restored; what remains is to start the workers that outlived the pass.
-    """
-
-    position: LoaderPosition
-    is_restored: bool = False
-
-
-@dataclass(frozen=True, eq=False)
-class Empty:
-    """An empty iterator: every batch of the pass was consumed. It restores the end of that pass."""
-
-    then: AfterEnd
-
-
-@dataclass(frozen=True, eq=False)
-class Held:
-    """An empty iterator, which counts as no pass. The pass after it begins as ``then`` says."""
-
-    then: Beginning | Empty
-
-
-Beginning: TypeAlias = Fresh | AlreadyMade | Resumed | AfterEnd
-NextPass: TypeAlias = Beginning | Empty | Held
-
-
-def beginning_of(next_pass: NextPass) -> Beginning:
-    """Return how the next pass begins that is not an empty iterator."""
-    while isinstance(next_pass, Held | Empty):
-        next_pass = next_pass.then
-    return next_pass
 
 
 class PrefetchReplay:
@@ -119,10 +68,9 @@ class PrefetchReplay:
             self._end()
 
     def _verify(self, batch: Any) -> None:
-        proof = tree_of(self._position.proof)
-        if proof is None:
+        if self._position.proof is None:
             return
-        index, digest = proof
+        index, digest = self._position.proof
         if encoding.digest_of(batch) != digest:
             raise NotRestored(
                 f"batch {index} of this pass is not the batch that followed when the checkpoint was saved: "

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import operator
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
@@ -15,64 +14,14 @@ from resume_adapters.core.dataloader.check_batch import BatchCheck, CheckBatch, 
 from resume_adapters.core.dataloader.sampler import LoaderRandomState, require_began_with, require_state
 from resume_adapters.core.observed.loaders import WITH_CHANGES, LoaderAttributes, require_changes
 from resume_adapters.core.state import encoding, rng
-from resume_adapters.core.state.records import Deferred, Record, Stored, Tried
+from resume_adapters.core.state.records import Record, Stored, Tried
 from resume_adapters.core.state.rng import GeneratorState, capture_cpu
-from resume_adapters.errors import NotSerialisable
 
 _WATCHED = 8
 """Fetches of a launch that are watched for random numbers."""
 
 _KEPT = 64
 """Least number of fetched batches whose random state is kept; no loader of the four frameworks prefetches more."""
-
-
-class BatchDigest(Deferred):
-    """The number of a batch in its pass, and its digest, which is computed when it is asked for.
-
-    Args:
-        batch: the batch. Where training changes one of its tensors before it is asked, its digest is not known.
-    """
-
-    def __init__(self, number: int, batch: Any) -> None:
-        self._number = number
-        self._tensors: list[tuple[Any, int]] = []
-        self._batch: Any = None
-        self._digest: str | None = None
-        try:
-            self._batch, self._is_deferred = self._copied(batch), True
-        except NotSerialisable:  # what may change unseen
-            self._digest, self._is_deferred = encoding.digest_of(batch), False
-
-    def _copied(self, value: Any) -> Any:
-        """Return a batch as it is, whatever is taken out of it later; its tensors are those of the batch.
-
-        Raises:
-            NotSerialisable: it holds what may change unseen.
-        """
-        kind = type(value)
-        if kind in _FIXED:
-            return value
-        if kind is dict:  # asked first, since a batch is looked at in each step
-            return {key: self._copied(each) for key, each in value.items()}
-        if hasattr(value, "is_inference") and not value.is_inference():
-            self._tensors.append((value, value._version))
-            return value
-        if isinstance(value, Mapping):
-            return {key: self._copied(each) for key, each in value.items()}
-        if isinstance(value, list | tuple):
-            items = [self._copied(each) for each in value]
-            return items if isinstance(value, list) else tuple(items)
-        raise NotSerialisable(f"a {kind.__name__} may change")
-
-    def to_tree(self) -> list[Any] | None:
-        """Return both; ``None`` where the digest is not known."""
-        digest = self._digest
-        if self._is_deferred and all(tensor._version == version for tensor, version in self._tensors):
-            digest = encoding.digest_of(self._batch)
-        return None if digest is None else [self._number, digest]
-
-
-_FIXED = frozenset((bool, int, float, str, bytes, type(None)))
 
 
 def _require_each(saved: Iterable[Any]) -> None:
@@ -127,7 +76,7 @@ class LoaderPosition(Record):
     sampler: Annotated[dict[str, Any] | None, Tried(require_began_with)]
     rng_before: Annotated[list[Any], Stored("before"), Tried(_require_each)]
     pool: Annotated[dict[int, Any], Tried(_require_workers)]
-    proof: Annotated[BatchDigest | list[Any] | None, Tried(operator.itemgetter(0, 1))]
+    proof: Annotated[list[Any] | None, Tried(operator.itemgetter(0, 1))]
     generators: Annotated[dict[str, Any], Tried(rng.require_generators)]
     step: Annotated[dict[str, Any] | None, Tried(rng.require_with)]
     elastic: dict[str, Any] | None
@@ -160,10 +109,6 @@ class Fetch(NamedTuple):
     before: Before | None
     worker: int | None
     worker_state: Any
-
-
-_fetch: Callable[[tuple[int, Before | None, int | None, Any]], Fetch] = functools.partial(tuple.__new__, Fetch)
-"""Makes a :class:`Fetch` at each batch; its constructor is a function of python, which takes five times as long."""
 
 
 class WorkerStates:
@@ -301,7 +246,7 @@ class FetchLog:
             self._watch(before, worker_state, worker)
         if self.check.waits and number - self._begun == self.check.number:
             self.check.add(batch, self._last_state_of(worker))
-        self._recent.append(_fetch((number, before, worker, worker_state)))
+        self._recent.append(Fetch(number, before, worker, worker_state))
         self._last_batch = batch
         self.fetched = number + 1
         return batch
@@ -359,6 +304,7 @@ class FetchLog:
         prefetched = [self._recent[-each] for each in range(ahead, 0, -1)]
         ended = self.exhausted and not ahead
         start = consumed if ended else 0 if self._is_read_again else self.replay_start(consumed)
+        digest = encoding.digest_of(self._last_batch) if ahead else None
         pool = dict(self.workers.at_start)
         for fetch in self._recent if self._has_workers else ():
             if fetch.number < start and fetch.worker is not None:
@@ -371,7 +317,7 @@ class FetchLog:
             prefetched=ahead,
             sampler=sampler,
             rng_before=[_before_to_tree(fetch.before) for fetch in prefetched if fetch.before is not None],
-            proof=BatchDigest(self.fetched - 1, self._last_batch) if ahead else None,
+            proof=None if digest is None else [self.fetched - 1, digest],
             elastic=(self.elastic.end() if ended else self.elastic.position(consumed, start)) if self.elastic else None,
             as_made=as_made,
         )
@@ -415,8 +361,6 @@ class FetchLog:
         )
 
     def _changed_attributes(self) -> dict[str, Any] | None:
-        if all(each.is_unchanged for each in self._attributes.values()):
-            return None
         for each in self._attributes.values():
             each.look_early("position")
         found = {name: each.capture() for name, each in self._attributes.items()}

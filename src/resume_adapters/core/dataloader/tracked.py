@@ -21,18 +21,7 @@ from typing import Any, TypeAlias
 
 from resume_adapters.core.dataloader.check_batch import makes_batches, why_others
 from resume_adapters.core.dataloader.instrument import TrackedIterator, tracked_class
-from resume_adapters.core.dataloader.next_pass import (
-    AfterEnd,
-    AlreadyMade,
-    Beginning,
-    Empty,
-    Fresh,
-    Held,
-    NextPass,
-    PrefetchReplay,
-    Resumed,
-    beginning_of,
-)
+from resume_adapters.core.dataloader.next_pass import AlreadyMade, PrefetchReplay
 from resume_adapters.core.dataloader.progress import (
     FetchLog,
     LoaderPosition,
@@ -120,7 +109,9 @@ class TrackedLoader:
         self._log = FetchLog(loader, self._random_state, {"order": order, "content": content}, self._rows)
         self._made: AlreadyMade | None = getattr(loader, "resume_made", None)
         self._is_as_made = False
-        self._next_pass: NextPass = self._first_pass()
+        self._begins_as_made = self._drop_made()
+        self._begins_at: LoaderPosition | None = None  # at which the next pass begins; its own start else
+        self._is_next_restored = self._is_next_empty = self._is_held = False
         self._replay: PrefetchReplay | None = None
         self._changed_seeds: Callable[[], str] = str
         self._to_compare: LoaderPosition | None = None
@@ -132,16 +123,16 @@ class TrackedLoader:
         loader.__class__ = tracked_class(type(loader))  # type: ignore[arg-type]  # a class is hashable
         loader.resume_tracked = self
 
-    def _first_pass(self) -> Fresh | AlreadyMade:
+    def _drop_made(self) -> bool:
         """Drop the iterator of the first pass if the loader has made it already, so that a tracked one is made.
 
         A ``StatefulDataLoader`` makes it when its state is first asked for. An adapter may have kept that moment as
         ``resume_made``, an :class:`AlreadyMade`: the new iterator then yields the batches of the old one.
         """
         if not getattr(self.loader, "_initial_iter_for_state_dict", False):  # seam: torchdata 0.11
-            return Fresh()
+            return False
         self.loader._iterator, self.loader._initial_iter_for_state_dict = None, False  # seam: torchdata 0.11
-        return self._made or Fresh()
+        return self._made is not None
 
     def attach(
         self,
@@ -160,11 +151,10 @@ class TrackedLoader:
         self._log.capture_generators({})
         self._on_skip, self._show_skipping = _ignore, _show_nothing
         self._replay = self._to_compare = None
-        beginning = beginning_of(self._next_pass)
-        if isinstance(beginning, Resumed | AfterEnd):
+        if self._begins_at is not None:
             self._end_workers()
-            beginning = Fresh()
-        self._next_pass = beginning
+            self._begin_next_at(None)
+        self._is_held = False
 
     def _end_workers(self) -> None:
         """End workers that outlived a pass of an earlier run in this process; they have a state of their own."""
@@ -248,15 +238,14 @@ class TrackedLoader:
     @property
     def restored(self) -> bool:
         """Whether the loader has reached the position given to :meth:`restore`, and its random state is restored."""
-        beginning = beginning_of(self._next_pass)
-        if isinstance(beginning, Resumed) or (isinstance(beginning, AfterEnd) and not beginning.is_restored):
+        if self._begins_at is not None and not self._is_next_restored:
             return False
         return self._replay is None or self._replay.is_over
 
     @property
     def at_end(self) -> bool:
         """Whether the position given to :meth:`restore` is the end of a pass."""
-        return isinstance(beginning_of(self._next_pass), AfterEnd)
+        return self._begins_at is not None and self._begins_at.ended
 
     def restore(
         self, position: LoaderPosition, changed_seeds: Callable[[], str] = str, *, compares: bool = False
@@ -294,7 +283,7 @@ class TrackedLoader:
             self._compare(position)
         self._log.check.kept = position.check
         self._end_workers()
-        self._begin_next_as(AfterEnd(position) if position.ended else Resumed(position))
+        self._begin_next_at(position)
 
     def _compare(self, position: LoaderPosition) -> None:
         """Fetch a batch again that the launch had fetched which saved.
@@ -365,7 +354,7 @@ class TrackedLoader:
         )
         self._replay = None
         self._end_workers()
-        self._begin_next_as(Resumed(position))
+        self._begin_next_at(position)
 
     def restore_now(self, *, process: bool = True) -> None:
         """At the end of a pass, restore the random state and the workers that outlive the pass.
@@ -373,9 +362,8 @@ class TrackedLoader:
         Args:
             process: restore the random state of the process too, not only what belongs to the loader.
         """
-        after = beginning_of(self._next_pass)
-        assert isinstance(after, AfterEnd), "in the middle of a pass its first batches restore the random state"
-        position = after.position
+        position = self._begins_at
+        assert position is not None and position.ended, "in the middle of a pass its batches restore the random state"
         self._random_state.restore_generators(position.generators)
         self._log.restore_attributes(position)
         self._seek(position)
@@ -383,18 +371,16 @@ class TrackedLoader:
             assert position.step is not None, "a position that was saved"
             rng.restore_with(position.step, self._log.generators)
         self._log.workers.restore(position.spawn, position.pool)
-        self._begin_next_as(replace(after, is_restored=True) if self._log.workers.are_running else Fresh())
+        self._begin_next_at(position if self._log.workers.are_running else None, is_restored=True)
 
     def resume_at_end(self) -> None:
         """Resume at the end of a pass: the next pass yields nothing, and restores the loader."""
-        after = beginning_of(self._next_pass)
-        assert isinstance(after, AfterEnd), "the position to resume at is not the end of a pass"
-        self._begin_next_as(Empty(after))
+        assert self.at_end, "the position to resume at is not the end of a pass"
+        self._is_next_empty = True
 
     def hold(self) -> None:
         """Return an empty iterator once; Lightning asks for a pass before it knows whether it needs one."""
-        if not isinstance(self._next_pass, Held):
-            self._next_pass = Held(self._next_pass)
+        self._is_held = True
 
     def restore_random_state(self, position: LoaderPosition) -> None:
         """Restore the random state saved with a position, of the process and of the loader."""
@@ -402,8 +388,10 @@ class TrackedLoader:
         assert position.step is not None, "a position that was saved"
         rng.restore_with(position.step, self._log.generators)
 
-    def _begin_next_as(self, following: Beginning | Empty) -> None:
-        self._next_pass = Held(following) if isinstance(self._next_pass, Held) else following
+    def _begin_next_at(self, position: LoaderPosition | None, *, is_restored: bool = False) -> None:
+        """Begin the next pass at a position: in the middle of one, or after its end, with what is left to restore."""
+        self._begins_at, self._is_next_restored = position, is_restored
+        self._begins_as_made = self._is_next_empty = False
 
     # ---- One pass
 
@@ -421,22 +409,22 @@ class TrackedLoader:
     def iterate(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """Begin a pass; ``make`` makes the loader's own iterator."""
         self._keep_functions()
-        following = self._next_pass
-        if isinstance(following, Empty):
+        if self._is_next_empty and not self._is_held:
             self.restore_now()
             return iter(())
         self._log.begin()
-        if isinstance(following, Held):
-            self._next_pass = following.then
+        if self._is_held:
+            self._is_held = False
             return iter(())
-        self._next_pass, self._is_as_made = Fresh(), False
+        position, self._is_as_made = self._begins_at, self._begins_as_made
+        self._begin_next_at(None)
         self.passes += 1
         if self._sampler is not None:
             self._sampler.forget()
         if self._log.elastic:
             self._log.elastic.begin(0)
         with self._comparing():
-            inner = self._begin(following, make)
+            inner = self._begin(position, make)
         if self._log.elastic and self.workers:
             self._log.elastic.workers_started()
         return TrackedIterator(self._log.fetch if self._replay is None else self._next, inner)
@@ -453,13 +441,11 @@ class TrackedLoader:
         with replaced(self._worker_init, "check", (position.check, self._why_others(position))):
             yield
 
-    def _begin(self, beginning: Beginning, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        if isinstance(beginning, Resumed):
-            return self._resume(make, beginning.position)
-        if isinstance(beginning, AfterEnd):
-            return self._begin_with_restored_workers(make)
-        if isinstance(beginning, AlreadyMade):
-            return self._begin_as_made(make, beginning)
+    def _begin(self, position: LoaderPosition | None, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        if position is not None:
+            return self._begin_with_restored_workers(make) if position.ended else self._resume(make, position)
+        if self._is_as_made:
+            return self._begin_as_made(make)
         workers = self._log.workers
         if not workers.are_running:
             workers.restore(self._spawn_state(), {})
@@ -471,10 +457,10 @@ class TrackedLoader:
         content = self._log.content()
         return {**self._random_state.capture(), **({"content": content} if content else {})}
 
-    def _begin_as_made(self, make: Callable[[], Iterator[Any]], made: AlreadyMade) -> Iterator[Any]:
+    def _begin_as_made(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        assert self._made is not None
         now = self._random_state.capture()
-        self._log.workers.restore(made.random_state, {})
-        self._is_as_made = True
+        self._log.workers.restore(self._made.random_state, {})
         inner = self._start_workers(make)
         self._random_state.restore(now)
         return inner

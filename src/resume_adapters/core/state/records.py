@@ -7,7 +7,6 @@ lacks is a :class:`FormatMismatch` that says which version wrote it; a field tha
 
 from __future__ import annotations
 
-import abc
 import functools
 import numbers
 import types
@@ -123,14 +122,6 @@ class Record:
         return found
 
 
-class Deferred(abc.ABC):
-    """A value of a record that is computed when the record is written, which most are not."""
-
-    @abc.abstractmethod
-    def to_tree(self) -> Any:
-        """Return the value."""
-
-
 @functools.cache
 def _fields(cls: Any) -> list[tuple[str, str, Any, Tried | None]]:
     """Return each field's name, its name on disk, its type, and what it is tried on."""
@@ -156,7 +147,7 @@ def tree_of(value: Any) -> Any:
     """Return a value of a record as a tree."""
     if type(value) in _SIMPLE:  # asked first: most are
         return value
-    if isinstance(value, Record | Deferred):
+    if isinstance(value, Record):
         return value.to_tree()
     if isinstance(value, list) and any(isinstance(each, Record) for each in value):
         return [tree_of(each) for each in value]
@@ -177,7 +168,7 @@ def _from_tree(kind: Any, value: Any, source: Source, where: str) -> Any:
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in arguments:
             return None
-        kinds = [each for each in arguments if each is not type(None) and not issubclass(_class(each), Deferred)]
+        kinds = [each for each in arguments if each is not type(None)]
         return _from_tree(kinds[0], value, source, where) if len(kinds) == 1 else value
     if _is_record(kind):
         return kind.from_tree(value, source, where)
@@ -217,10 +208,5 @@ _KINDS: dict[Any, type | tuple[type, ...]] = {
 
 
 def _is_record(kind: Any) -> bool:
-    return issubclass(_class(kind), Record)
-
-
-def _class(kind: Any) -> type:
-    """Return a declared type that is a class; ``object`` for others."""
     # Python 3.10 takes ``list[str]`` for a class, too.
-    return kind if typing.get_origin(kind) is None and isinstance(kind, type) else object
+    return typing.get_origin(kind) is None and isinstance(kind, type) and issubclass(kind, Record)
