@@ -19,6 +19,7 @@ nothing. A loop without a Trainer cannot be reached, and :class:`LoopWatch` says
 from __future__ import annotations
 
 import atexit
+import contextlib
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -114,22 +115,21 @@ class LoopWatch:
     """Says that a process trains without a Trainer: at its first optimizer step, and again when the process ends."""
 
     def __init__(self) -> None:
-        self._hook: Any = None
+        self._watching = contextlib.ExitStack()
         self._has_spoken = False
 
     def begin(self) -> None:
         """Wait for the first step of any optimizer."""
-        from torch.optim.optimizer import register_optimizer_step_post_hook
+        from resume_adapters.core.observed.steps import watch_steps
 
-        self._hook = register_optimizer_step_post_hook(self._stepped)
+        self._watching.callback(watch_steps(self._stepped))
 
     def dismiss(self) -> None:
         """Stop looking: there is a Trainer."""
-        if self._hook is not None:
-            self._hook.remove()
-            atexit.unregister(self._say_at_exit)
+        self._watching.close()
+        atexit.unregister(self._say_at_exit)
 
-    def _stepped(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
+    def _stepped(self, optimizer: Any) -> None:
         if self._has_spoken or any(name in sys.modules for name in _OWN):
             return
         self._has_spoken = True

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import importlib
-import sys
 import weakref
 from typing import Any
 
-from torch.optim import optimizer as torch_optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
 from transformers import Trainer, TrainerCallback
 
 from resume_adapters.core.log import logger
 from resume_adapters.core.observed.instances import instances
+from resume_adapters.core.observed.steps import watch_steps
 
 _TWICE = 2
 """Steps of an optimizer after which it is looked for: one may be a trial."""
@@ -21,19 +19,21 @@ _TWICE = 2
 class OutsideTraining:
     """Warns once of a training that goes past a callback.
 
-    A loop that calls no event is found by its optimizer, through torch's global hook, until a training has begun that
-    the callback has a part in.
+    A loop that calls no event is found by its optimizer, until a training has begun that the callback has a part in.
     """
 
     def __init__(self, callback: TrainerCallback) -> None:
         self._callback = weakref.ref(callback)
         self._has_warned = False
         self._steps: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        _watch(self)
+        own = weakref.WeakMethod(self._after_step)
+        # A callback may be made and never used.
+        self._watching = weakref.finalize(self, watch_steps(lambda optimizer: _told(own(), optimizer)))
+        self._watching.atexit = False
 
     def end(self) -> None:
         """Watch optimizers no longer: the training that begins calls the callback's events."""
-        _unwatch(id(self))
+        self._watching()
 
     def forget(self) -> None:
         """Be ready to warn of another training."""
@@ -53,7 +53,7 @@ class OutsideTraining:
             reloaded,
         )
 
-    def after_step(self, optimizer: Any) -> None:
+    def _after_step(self, optimizer: Any) -> None:
         """Look at the second step of an optimizer whether it trains the model of a trainer that has the callback."""
         steps = self._steps[optimizer] = self._steps.get(optimizer, 0) + 1
         if steps == _TWICE and (name := self._trainer_of(optimizer)):
@@ -69,39 +69,6 @@ class OutsideTraining:
         return ""
 
 
-# ---- The hook, which all callbacks of a process share
-
-_watching: dict[int, weakref.ref[OutsideTraining]] = {}
-_hooks: list[Any] = []
-
-
-def _watch(outside: OutsideTraining) -> None:
-    _watching[id(outside)] = weakref.ref(outside)
-    weakref.finalize(outside, _unwatch, id(outside)).atexit = False
-    if not _hooks:
-        _hooks.append(register_optimizer_step_post_hook(_after_step))
-
-
-def _unwatch(key: int) -> None:
-    """Remove the hook if nobody else watches; not within a step, where torch goes through its hooks."""
-    _watching.pop(key, None)
-    if _hooks and not _watching and not _is_stepping():
-        _hooks.pop().remove()
-
-
-def _is_stepping() -> bool:
-    """Return whether an optimizer steps in any thread: objects are also collected in the middle of a step."""
-    file = torch_optimizer.__file__
-    for frame in sys._current_frames().values():
-        each: Any = frame
-        while each is not None:
-            if each.f_code.co_filename == file:
-                return True
-            each = each.f_back
-    return False
-
-
-def _after_step(optimizer: Any, *_: Any) -> None:
-    for watching in list(_watching.values()):
-        if (outside := watching()) is not None:
-            outside.after_step(optimizer)
+def _told(after_step: Any, optimizer: Any) -> None:
+    if after_step is not None:
+        after_step(optimizer)

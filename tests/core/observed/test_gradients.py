@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from resume_adapters.core.observed.gradients import LeftGradients
-from resume_adapters.core.observed.optimizers import SteppingOptimizers
+from resume_adapters.core.observed.steps import watch_steps
 
 
 class Loop:
@@ -16,8 +16,7 @@ class Loop:
         self.model = torch.nn.Sequential(torch.nn.Embedding(4, 3, sparse=sparse), torch.nn.Linear(3, 2))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.left = LeftGradients()
-        self.stepping = SteppingOptimizers(self.left.after_step)
-        self.stepping.begin()
+        self.close = watch_steps(self.left.after_step)
 
     def step(self) -> None:
         self.model(torch.tensor([1, 2])).sum().backward()
@@ -34,7 +33,7 @@ class Loop:
 def loop() -> Iterator[Loop]:
     made = Loop()
     yield made
-    made.stepping.close()
+    made.close()
 
 
 def test_a_sparse_gradient_is_needed_whatever_was_seen() -> None:
@@ -43,7 +42,7 @@ def test_a_sparse_gradient_is_needed_whatever_was_seen() -> None:
         loop.optimizer.zero_grad()
         loop.step()
         loop.end_step()
-    loop.stepping.close()
+    loop.close()
     assert loop.needed() == [True, False, False]
 
 

@@ -106,6 +106,35 @@ def test_what_a_loop_changes(what: str, in_function: bool, tmp_path: Path) -> No
     assert variables.changed(found) == []
 
 
+class Stopper:
+    """Stops early, as the one in Accelerate's examples."""
+
+    def __init__(self) -> None:
+        self.count, self.lowest, self.patience, self.losses = 0, float("inf"), 3, [1.0]
+        self.global_step = self.resumed = 0
+
+    def check(self, loss: float) -> None:
+        self.count, self.lowest, self.last = self.count + 1, min(self.lowest, loss), loss
+        self.losses.append(loss)
+
+
+def test_what_an_object_of_the_script_counts_is_found_also_late() -> None:
+    stopper, saved, run = Stopper(), Stopper(), Stopper()
+    stopper.resumed = run.global_step
+    variables = ScriptVariables(lambda: [saved, run])
+    variables.begin()
+    for save in range(1, 9):
+        variables.compare()
+        if save == 5:
+            stopper.check(0.5)
+            saved.check(0.5)
+        assert bool(variables.changed([])) is (save == 8)
+    found = [f"`stopper.{name}` (of a Stopper)" for name in ("count", "lowest", "losses", "last")]
+    assert variables.changed([]) == found
+    assert variables.changed([], {"losses"}) == [each for each in found if "losses" not in each]
+    assert variables.changed(found[:1]) == found[1:]
+
+
 def test_a_script_without_a_source_is_left_alone() -> None:
     variables = ScriptVariables(list)
     source = "rows = []\nfor _ in range(2):\n    rows.append(1)\n    look()\n"

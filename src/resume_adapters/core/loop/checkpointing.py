@@ -13,7 +13,7 @@ from resume_adapters.core.loop.loader import PassState
 from resume_adapters.core.loop.metrics import BestMetrics, LoopMetrics, LossSum
 from resume_adapters.core.loop.passes import EpochPasses
 from resume_adapters.core.loop.windows import StepWindows, TakenAhead, counted_from_zero
-from resume_adapters.core.observed.script import Place, calling_script, carried, changed, of_the_run
+from resume_adapters.core.observed.script import Place, calling_script, carried, of_the_run
 from resume_adapters.core.observed.variables import ScriptVariables
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.framework import CheckpointFacts
@@ -229,8 +229,8 @@ class LoopCheckpointing:
             entries.append(PartEntry("data", "missing", _NO_LOADER))
         if self.script is not None and self._carried is None:
             self._carried = carried(self.script)
-        names = [*(self._carried or []), *changed(self.script or [])]
-        names += self._variables.changed(names, of_the_run(self.script or []))
+        names = self._carried or []
+        names = [*names, *self._variables.changed(names, of_the_run(self.script or []))]
         if names:
             entries.append(PartEntry("script", "missing", f"{', '.join(names)}: {_CARRIED}"))
         return entries

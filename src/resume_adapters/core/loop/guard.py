@@ -1,6 +1,6 @@
 """Notices a loop that goes past the run: optimizers that step and loaders that are read, uncounted or unsaved.
 
-Optimizers are seen through torch's global hooks, and loaders through ``DataLoader.__iter__``, whatever the script does
+Optimizers are seen as they step, and loaders through ``DataLoader.__iter__``, whatever the script does
 with them. What the run cannot resume exactly is refused within the first steps, with the lines to change.
 """
 
@@ -16,6 +16,7 @@ from typing import Any
 from resume_adapters.core.dataloader.instrument import TrackedIterator
 from resume_adapters.core.observed.instances import subclasses
 from resume_adapters.core.observed.optimizers import is_within
+from resume_adapters.core.observed.steps import watch_steps
 from resume_adapters.core.patching import replaced
 from resume_adapters.errors import UnsupportedSetting
 
@@ -63,25 +64,21 @@ class LoopGuard:
         self._registers = registers
         self._parts = parts
         self._is_given = is_given
-        self._hooks: list[Any] = []
-        self._seen: weakref.WeakKeyDictionary[Any, _Optimizer] = weakref.WeakKeyDictionary()
-        self._usual: Any = None
+        self._watching = contextlib.ExitStack()
+        self._saved: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._first_windows: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self.counted = self.steps = 0
         self._uncounted = 0
 
     def begin(self) -> None:
         """Watch from now on; called once."""
-        from torch.optim.optimizer import register_optimizer_step_post_hook
-
-        self._hooks.append(register_optimizer_step_post_hook(self._after_step))
+        self._watching.callback(watch_steps(self._after_step))
         _watch(self)
+        self._watching.callback(_unwatch, self)
 
     def close(self) -> None:
         """Watch no longer."""
-        self._usual = None
-        while self._hooks:
-            self._hooks.pop().remove()
-            _unwatch(self)
+        self._watching.close()
 
     # ---- Uncounted steps
 
@@ -106,20 +103,16 @@ class LoopGuard:
 
     # ---- Unsaved optimizers
 
-    def _after_step(self, optimizer: Any, *_: Any) -> None:
-        if optimizer is self._usual:
-            self.steps += 1
-            return
-        seen = self._seen.get(optimizer)
-        if seen is None:
-            seen = self._seen[optimizer] = _Optimizer(self._obstacle(optimizer))
-        if not seen.obstacle:
-            self.steps += 1
-            self._usual = optimizer  # it is saved, and need not be looked up at its next step
-        elif seen.is_new_in(self.counted + self._uncounted):
-            seen.obstacle = self._obstacle(optimizer)
-            if seen.obstacle:
-                raise UnsupportedSetting(seen.obstacle)
+    def _after_step(self, optimizer: Any) -> None:
+        if optimizer not in self._saved:
+            window = self.counted + self._uncounted
+            is_first = self._first_windows.setdefault(optimizer, window) == window
+            if obstacle := self._obstacle(optimizer):
+                if is_first:  # one that lives for a window has no state to save
+                    return
+                raise UnsupportedSetting(obstacle)
+            self._saved.add(optimizer)
+        self.steps += 1
 
     def _obstacle(self, optimizer: Any) -> str:
         """Return why a resume would lose what an optimizer does; nothing if it is saved, with what it trains."""
@@ -172,24 +165,6 @@ class LoopGuard:
                 "    for batch in loader:\n\nto\n\n    for batch in run.batches(loader):\n\n"
                 "Read a loader that is not for training under torch.no_grad()."
             )
-
-
-@dataclass
-class _Optimizer:
-    """An optimizer that has stepped.
-
-    Attributes:
-        obstacle: why a resume would lose what it does; nothing if it is saved.
-        window: the last window in which it stepped; ``None`` before the first.
-    """
-
-    obstacle: str
-    window: int | None = None
-
-    def is_new_in(self, window: int) -> bool:
-        """Return whether it has stepped in an earlier window, too. One that lives for a window has no state to save."""
-        before, self.window = self.window, window
-        return before is not None and before != window
 
 
 @dataclass

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from resume_adapters.core.dataloader.progress import LoaderPosition, length_of
+from resume_adapters.core.dataloader.progress import LoaderPosition, batch_size, length_of
+from resume_adapters.core.dataloader.sampler import LoaderRandomState
 from resume_adapters.core.dataloader.tracked import TrackedLoader
 from resume_adapters.core.loop.windows import other_length
 from resume_adapters.core.session.context import RestoreContext
@@ -17,6 +18,9 @@ from resume_adapters.core.session.records import LoaderState
 _OVER = object()
 """In the place of a batch: the pass has none left."""
 
+
+_SEED = 8
+"""Bytes of the state of a generator that are the seed with which it began."""
 
 _ENDS = 3
 """Passes of which is known where the script left them."""
@@ -46,6 +50,40 @@ class PassState(LoaderState):
     begun: int | None = None
 
 
+class LoaderForm(NamedTuple):
+    """What says which of several loaders one is.
+
+    Attributes:
+        sizes: its number of workers, its batch size, and the length of its dataset.
+        seeds: the seeds of its generators, by path.
+    """
+
+    sizes: tuple[int, int | None, int | None]
+    seeds: dict[str, list[int]]
+
+    @staticmethod
+    def of(loader: Any) -> LoaderForm:
+        """Return the form of a torch loader."""
+        sizes = loader.num_workers, batch_size(loader), length_of(loader.dataset)
+        return LoaderForm(sizes, _seeds(LoaderRandomState(loader).generators()))
+
+    def fits(self, position: LoaderPosition) -> tuple[bool, bool]:
+        """Return whether this is the form of a loader that was saved, and whether it has its seeds, too."""
+        if self.sizes != (position.workers, position.batch_size, position.length):
+            return False, False
+        return True, self.seeds == _seeds(position.generators)
+
+
+def _seeds(generators: Mapping[str, Any]) -> dict[str, list[int]]:
+    return {path: state[:_SEED].tolist() for path, state in generators.items()}
+
+
+def count_alike(others: Sequence[LoaderForm], position: LoaderPosition) -> list[int]:
+    """Return how many loaders have the form of a position, and how many of these its seeds, its own one included."""
+    fits = [(True, True), *(each.fits(position) for each in others)]
+    return [sum(each) for each in zip(*fits, strict=True)]
+
+
 class LoopLoader:
     """A training loader as the loop sees it, and the torch ``DataLoader`` beneath.
 
@@ -66,7 +104,6 @@ class LoopLoader:
         numbers: the numbers of its passes in the last epoch that used it.
         is_reused: it had more than one pass.
         is_paired: it is in the place of a loader of the launch before, or has begun a pass that none of them had.
-        ahead: batches that the script has taken, iterating itself, and that are not done.
     """
 
     def __init__(
@@ -85,7 +122,7 @@ class LoopLoader:
         self.is_kept = is_kept
         self.global_batch = global_batch
         self.fetches_per_batch = fetches_per_batch
-        self.consumed = self.done = self.ahead = self._handed = 0
+        self.consumed = self.done = 0
         self.number: int | None = None
         self.numbers: list[int] = []
         self.is_reused = self.is_paired = False
@@ -108,7 +145,6 @@ class LoopLoader:
             limit: batches after which the pass is over.
         """
         self.is_paired, self._limit = True, limit
-        vars(self).pop("end_of_pass", None)
         if not self.continues(number):
             self._restored = None
             self.is_reused = bool(self.numbers)
@@ -181,7 +217,7 @@ class LoopLoader:
         """Batches in a whole pass; ``None`` for a stream without a length."""
         return length_of(self.prepared)
 
-    @functools.cached_property
+    @property
     def end_of_pass(self) -> int | None:
         """Batches after which this pass is over; ``None`` where that is not known."""
         length, limit = self.length, self._limit
@@ -202,17 +238,10 @@ class LoopLoader:
             begun, self._passes = self.tracked.passes - self._passes, self.tracked.passes
             begins_epoch = self.number is not None and begun > continued  # a pass whose batches were all used gave none
             is_rest = continued and not begins_epoch
-            self._handed = self.consumed = self._restored.consumed if self._restored and is_rest else 0
+            self.consumed = self._restored.consumed if self._restored and is_rest else 0
             self.number, self._restored = 0, None
-        self._handed += 1
-        self.ahead += 1
+        self.consumed += 1
         return begins_epoch
-
-    def take(self) -> int:
-        """Return the batches that were handed out since the last call: they are done."""
-        batches, self.ahead = self.ahead, 0
-        self.consumed = self._handed if batches else self.consumed
-        return batches
 
     def end(self) -> None:
         """End the pass."""
@@ -228,7 +257,7 @@ class LoopLoader:
         loaders: LoaderRestorer,
         process: Mapping[str, Any],
         begun: int | None,
-        alike: Callable[[LoaderPosition], list[int]],
+        others: Sequence[LoaderForm],
         *,
         made_in_loop: bool,
     ) -> PassState:
@@ -238,31 +267,28 @@ class LoopLoader:
             loaders: restores the torch loader beneath.
             process: the current random state of the process, as a tree.
             begun: the passes over it that the framework has counted.
-            alike: counts the loaders that have the shape of a position, as :attr:`PassState.alike` says.
+            others: the forms of the loaders beside it.
             made_in_loop: it did not exist yet when the loop began.
         """
         restored = self._restored
         if restored is not None:  # and not yet begun
             if restored.position is None or restored.alike is not None:
                 return restored
-            return replace(restored, alike=alike(restored.position), begun=begun)  # from an older version's
+            # From an older version's.
+            return replace(restored, alike=count_alike(others, restored.position), begun=begun)
         if self.number is None or (self.done == self.consumed and (self.is_at_limit or self._is_through())):
             position = self.tracked.position_between(process)
         else:
             used = min(self.done * self.fetches_per_batch, self.tracked.fetched)
             position = self.tracked.position(used, process)
-        known = loaders.state(position, self.done, self.global_batch)
         return PassState(
-            position,
-            known.consumed,
-            known.global_batch,
-            known.samples,
+            **vars(loaders.state(position, self.done, self.global_batch)),
             number=self.number,
             numbers=self.numbers,
             is_reused=self.is_reused,
             made_in_loop=made_in_loop,
             left_at=self._left_at,
-            alike=alike(position),
+            alike=count_alike(others, position),
             begun=begun,
         )
 

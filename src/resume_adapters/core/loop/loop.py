@@ -64,7 +64,7 @@ class ResumableLoop:
         run.undo_at_close(self._guard.close)
         self._each_epoch = each_epoch
         self._resumed: Resumed | None = None
-        self._horizon: tuple[int | None, int | None] = (None, None)
+        self._extent = Extent(None, None)
         self._due = self._is_due_in_memory = False
         self._holds = self._checkpointing.holds
         self._has_moved = False
@@ -122,8 +122,8 @@ class ResumableLoop:
         """
         if count is None and max_steps is None:
             raise UnsupportedSetting("run.epochs() needs a number of epochs, max_steps=, or both, to know its end")
-        is_again = self._horizon != (None, None)
-        self._horizon = (count, max_steps)
+        is_again = self._extent != Extent(None, None)
+        self._extent = Extent(count, max_steps)
         if max_steps is not None:
             self._session.rescale.forbid(GIVEN_IN_STEPS)
         try:
@@ -199,8 +199,7 @@ class ResumableLoop:
 
     def _is_through(self) -> bool:
         """Return whether ``max_steps`` ended the epoch before its batches did."""
-        steps = self._horizon[1]
-        return steps is not None and self.global_step >= steps
+        return self._extent.steps is not None and self.global_step >= self._extent.steps
 
     def _was_finished(self) -> bool:
         former = self._run.previous
@@ -210,12 +209,8 @@ class ResumableLoop:
             and (former.step, former.result) == (self.global_step, self._result())
         )
 
-    @property
-    def _extent(self) -> Extent:
-        return Extent(*self._horizon)
-
     def _result(self) -> dict[str, Any]:
-        return {"epochs": self._horizon[0], "max_steps": self._horizon[1]}
+        return {"epochs": self._extent.epochs, "max_steps": self._extent.steps}
 
     def batches(self, loader: Any, *, limit: int | None = None) -> Iterator[Any]:
         """Return the batches of a loader that are left of its pass in the running epoch, and whole passes after that.
@@ -270,21 +265,21 @@ class ResumableLoop:
             return
         if self._is_through():
             return
-        session, passes, guard, last = self._session, self._passes, self._guard, self._horizon[1]
+        session, passes, guard = self._session, self._passes, self._guard
         for batch in open_pass:
             self._begin_body()
             if session.trace is not None:
                 session.trace.add_batch(batch)
-            passes.handed += bool(passes.open) and passes.open[0] is open_pass
+            passes.handed += passes.external is None and bool(passes.open) and passes.open[0] is open_pass
             counted, steps = guard.counted, guard.steps
             yield batch if start is None else (start + open_pass.consumed - 1, batch)
             self._has_moved = True
-            if (passes.open and passes.open[0] is open_pass) or passes.begins_round(open_pass):
+            if passes.begins_round(open_pass):
                 if counted == guard.counted and steps < guard.steps:
                     guard.count_uncounted()
                 if self._due or self._is_due_in_memory or self._holds:
                     self._end_of_body(open_pass)
-            if last is not None and self.global_step >= last:
+            if self._is_through():
                 return
 
     def _begin_body(self) -> None:
@@ -325,13 +320,11 @@ class ResumableLoop:
         if trace is not None:
             trace.set_grad_norm(self._framework.grad_norm())
         self.global_step += 1
-        last = self._horizon[1]
-        decision = self._session.end_step(self.global_step, self.epoch + (done / end if end else 0.0), last)
+        decision = self._session.end_step(self.global_step, self._fraction(), self._extent.steps)
         if decision is not GO_ON:
             self._due = self._due or decision.save or decision.stop
             self._is_due_in_memory = self._is_due_in_memory or decision.save_to_memory
-        if last is not None and self.global_step >= last:
-            self._due = True
+        self._due = self._due or self._is_through()
         if not self._is_in_body or passes.ahead.is_prefetching:  # then the next batch is asked for anywhere in the body
             self._end_of_body()
 

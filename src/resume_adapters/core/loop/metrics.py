@@ -43,6 +43,7 @@ class LoopMetrics:
     Attributes:
         best_checkpoint: name of the checkpoint that has the best value; ``None`` before the first.
         has_evaluated: it was given one that may be the best.
+        names: the names of the losses and metrics that this launch was given.
     """
 
     def __init__(self) -> None:
@@ -50,8 +51,7 @@ class LoopMetrics:
 
         self._tensor = torch.Tensor
         self.best_checkpoint: str | None = None
-        self._names: set[str] = set()
-        self._has_losses = False
+        self.names: set[str] = set()
         self.has_evaluated = False
         self._count, self._sum = 0, 0.0
         self._current: dict[str, Any] = {}
@@ -69,15 +69,10 @@ class LoopMetrics:
             self._current["loss"] = value
             self._sum = self._sum + value
             self._count += 1
-            self._has_losses = True
+            self.names.add("loss")
         if metrics:
             self._current.update(metrics)
-            self._names.update(metrics)
-
-    @property
-    def names(self) -> set[str]:
-        """The names of the losses and metrics that this launch was given."""
-        return self._names | {"loss"} if self._has_losses else self._names
+            self.names.update(metrics)
 
     def begin_epoch(self) -> None:
         """Begin a new mean of the losses."""
@@ -100,7 +95,7 @@ class LoopMetrics:
         former = self._best.get(name, worst)
         self._current[name] = metric
         self.has_evaluated = True
-        self._names.add(name)
+        self.names.add(name)
         if not (metric < former if mode == "min" else metric > former):  # so a NaN is never the best
             return False
         self._best[name], self._is_new_best = metric, True

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from resume_adapters.core.dataloader.instrument import watched
-from resume_adapters.core.dataloader.progress import LoaderPosition, batch_size, length_of
-from resume_adapters.core.dataloader.sampler import LoaderRandomState
 from resume_adapters.core.loop.framework import LoopFramework
-from resume_adapters.core.loop.loader import LoopLoader, PassState
+from resume_adapters.core.loop.loader import LoaderForm, LoopLoader, PassState, count_alike
 from resume_adapters.core.loop.windows import TakenAhead
 from resume_adapters.core.observed.instances import instances
 from resume_adapters.core.session.rescale import SEVERAL_LOADERS
 from resume_adapters.core.session.session import Session
 from resume_adapters.errors import UnsupportedSetting
-
-_SEED = 8
-"""Bytes of the state of a generator that are the seed with which it began."""
 
 _begun_with: weakref.WeakSet[Any] = weakref.WeakSet()
 """The loaders that there were when the runs of this process began."""
@@ -36,7 +30,7 @@ class EpochPasses:
         begun: passes of this epoch that the script has begun.
         open: the passes that the script is within, the first of which leads the others.
         external: the loader that the script iterates over itself; ``None`` in a wrapped loop.
-        handed: batches that the first open pass has yielded, of those together, since :meth:`take`.
+        handed: batches that the script was given since :meth:`take`; of passes together, by the first.
         ahead: those that the script has taken, and not used.
     """
 
@@ -56,7 +50,6 @@ class EpochPasses:
         self._saved_epoch = 0
         self._existing: weakref.WeakSet[Any] = weakref.WeakSet()
         self._of_former_runs = _begun_with.copy()
-        self._found_beside: weakref.WeakKeyDictionary[LoopLoader, _Beside] = weakref.WeakKeyDictionary()
 
     def begin_loop(self) -> None:
         """Remember which loaders there are: one that is made within the loop may be made again for each pass."""
@@ -198,6 +191,7 @@ class EpochPasses:
                 self.ahead.begin_pass()
             if loader.hand_out(number):
                 begin_epoch()
+            self.handed += 1
             if trace is not None:
                 trace.add_batch(batch)
 
@@ -211,16 +205,14 @@ class EpochPasses:
     @property
     def is_ahead(self) -> bool:
         """Whether the script has taken batches that are not done, and cannot take again."""
-        if self.external is not None and (self.external.ahead or self.external.done < 0):
+        if self.external is not None and (self.handed or self.external.done < 0):
             return True
         return self.ahead.must_wait or (self.ahead.left > 0 and not (self.open or self.external))
 
     def take(self) -> int:
         """Return the batches that were used since the last call: with no loader, a call counts as one."""
-        if self.external is not None:
-            loaders, batches = [self.external], self.external.take()
-        else:
-            loaders, batches, self.handed = self.open, self.handed, 0
+        loaders = self.open if self.external is None else [self.external]
+        batches, self.handed = self.handed, 0
         if not self.are_known:
             return 1
         used = self.ahead.add(batches, is_last=not loaders or loaders[0].is_handed_out)
@@ -240,13 +232,12 @@ class EpochPasses:
         return [*unseen, *(self._state(loader, process) for loader in self._loaders)]
 
     def _state(self, loader: LoopLoader, process: Mapping[str, Any]) -> PassState:
-        beside = self._beside(loader)
         return loader.state(
             self._session.loaders,
             process,
             self._framework.passes_begun(loader.prepared),
-            functools.partial(_alike, beside.shapes()),
-            made_in_loop=beside.made_in_loop,
+            self._forms_beside(loader),
+            made_in_loop=self._made_in_loop(loader),
         )
 
     def restore(self, loaders: Sequence[PassState], begun: int, epoch: int) -> int:
@@ -311,21 +302,15 @@ class EpochPasses:
         """
         assert saved.position is not None, "a loader that was numbered has a position"
         known = saved.alike or [1, 1]
-        fits = _shape(loader.tracked.loader).fits(saved.position)
-        alike = _alike(self._beside(loader).shapes(), saved.position)  # this one included
+        fits = LoaderForm.of(loader.tracked.loader).fits(saved.position)
+        alike = count_alike(self._forms_beside(loader), saved.position)  # this one included
         return any(not fit and found > before for fit, found, before in zip(fits, alike, known, strict=True))
 
-    def _beside(self, loader: LoopLoader) -> _Beside:
-        """Return what existed beside a loader when the loop began, as far as it still exists."""
-        found = self._found_beside.get(loader)
-        # They only become fewer: as long as they are as many, they are the same.
-        if found is None or found.existing is not self._existing or found.total != len(self._existing):
-            own = (loader.prepared, loader.tracked.loader)
-            others = [each for each in self._existing if all(each is not mine for mine in own)]
-            refs = [weakref.ref(each) for each in others if each not in self._of_former_runs]
-            found = _Beside(self._existing, len(self._existing), self._made_in_loop(loader), refs)
-            self._found_beside[loader] = found
-        return found
+    def _forms_beside(self, loader: LoopLoader) -> list[LoaderForm]:
+        """Return the forms of the other loaders that existed when the loop began, as far as they still exist."""
+        own = (loader.prepared, loader.tracked.loader)
+        others = [each for each in self._existing if each not in self._of_former_runs]
+        return [LoaderForm.of(each) for each in others if all(each is not mine for mine in own)]
 
     def _forget_former(self, number: int) -> None:
         """Forget loaders that were made within the loop for one such pass: another one is made for each."""
@@ -357,56 +342,3 @@ class EpochPasses:
         begun = session.rescale.take_begun()
         if begun:
             self._framework.skip_micro_batches(begun)
-
-
-class _Beside(NamedTuple):
-    """The loaders that existed when the loop began, seen from one loader.
-
-    Attributes:
-        existing: all of them.
-        total: how many they are.
-        made_in_loop: the one loader is none of them.
-        others: the others.
-    """
-
-    existing: weakref.WeakSet[Any]
-    total: int
-    made_in_loop: bool
-    others: list[weakref.ref[Any]]
-
-    def shapes(self) -> list[_Shape]:
-        """Return the shapes of the others that still exist."""
-        return [_shape(each) for each in (ref() for ref in self.others) if each is not None] if self.others else []
-
-
-class _Shape(NamedTuple):
-    """What says which of several loaders one is.
-
-    Attributes:
-        sizes: its number of workers, its batch size, and the length of its dataset.
-        seeds: the seeds of its generators, by path.
-    """
-
-    sizes: tuple[int, int | None, int | None]
-    seeds: dict[str, list[int]]
-
-    def fits(self, position: LoaderPosition) -> tuple[bool, bool]:
-        """Return whether this is the shape of a loader that was saved, and whether it has its seeds, too."""
-        if self.sizes != (position.workers, position.batch_size, position.length):
-            return False, False
-        return True, self.seeds == _seeds(position.generators)
-
-
-def _shape(loader: Any) -> _Shape:
-    sizes = loader.num_workers, batch_size(loader), length_of(loader.dataset)
-    return _Shape(sizes, _seeds(LoaderRandomState(loader).generators()))
-
-
-def _seeds(generators: Mapping[str, Any]) -> dict[str, list[int]]:
-    return {path: state[:_SEED].tolist() for path, state in generators.items()}
-
-
-def _alike(shapes: Sequence[_Shape], position: LoaderPosition) -> list[int]:
-    """Return how many loaders have the shape of a position, and how many of these its seeds, itself included."""
-    fits = [(True, True), *(each.fits(position) for each in shapes)]
-    return [sum(each) for each in zip(*fits, strict=True)]

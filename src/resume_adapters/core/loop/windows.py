@@ -34,14 +34,13 @@ class StepWindows:
 
     def __init__(self) -> None:
         self._lengths: list[int] = []
-        self._usual = 0
         self._count = 0
         self._is_first = True
         self._is_resumed = False
 
     def begin_epoch(self) -> None:
         """Begin an epoch: its first window may be shorter than the others."""
-        self._is_first, self._is_resumed, self._usual = True, False, 0
+        self._is_first, self._is_resumed = True, False
 
     def lengths(self) -> list[int]:
         """Return the lengths that windows have had within an epoch, as :meth:`resume` takes them."""
@@ -50,7 +49,7 @@ class StepWindows:
     def resume(self, lengths: Sequence[int]) -> None:
         """Resume in the middle of an epoch, between two windows."""
         self._lengths = list(lengths)
-        self._is_first, self._is_resumed, self._usual = False, True, 0
+        self._is_first, self._is_resumed = False, True
 
     def add(self, batches: int, has_stepped: bool, is_last: bool) -> bool:
         """Count batches.
@@ -64,20 +63,12 @@ class StepWindows:
             Whether this is the first window after a resume, and has another length than all before.
         """
         self._count += batches
-        if has_stepped and self._count == self._usual:  # as nearly always
-            self._count = 0
-            return False
-        return self._add_other(has_stepped=has_stepped, is_last=is_last)
-
-    def _add_other(self, *, has_stepped: bool, is_last: bool) -> bool:
-        """Count batches that end no window, or one of another length than the one before; see :meth:`add`."""
         expected = self._lengths[0] if self._is_resumed and len(self._lengths) == 1 else 1
         is_short = has_stepped and self._count < expected and not is_last
         differs = expected > 1 and (is_short or self._count > expected)
         if has_stepped:
             if not (self._is_first or is_last or self._count in self._lengths):
                 self._lengths = [*self._lengths, self._count][-_SEVERAL:]
-            self._usual = self._count if self._count in self._lengths else 0
             self._count, self._is_first, self._is_resumed = 0, False, False
         return differs
 

@@ -79,16 +79,7 @@ class LoaderAttributes:
         ignored: Mapping[str, str] | None = None,
         longest_row: int = ROW_OF_CONTENT,
     ) -> None:
-        self._subjects = Subjects(
-            roots={name: root for name, root in roots.items() if not _is_elsewhere(root)},
-            captured=without,
-            ignored=ignored or {},
-            foreign=_ELSEWHERE,
-            enters_data=True,
-            largest=_VALUES,
-            longest_row=longest_row,
-            depth=_DEPTH,
-        )
+        self._subjects = _subjects(roots, longest_row, captured=without, ignored=ignored or {})
         self._start = self._walk()
         self.changing: dict[Path, tuple[LeafKind, str, bool]] = {}
         self._fresh: dict[Path, list[Any]] = {}
@@ -132,11 +123,6 @@ class LoaderAttributes:
             self._looks[moment] -= 1
             self.look()
         return self._looks[moment] > 0
-
-    @property
-    def is_unchanged(self) -> bool:
-        """Whether a position has nothing to capture, and nothing to look for."""
-        return not (self.changing or self._looks["position"])
 
     def _may_hold(self, path: Path) -> bool:
         """Return whether what is at a path may hold a file, a pool or a thread: not a value or an endless iterator."""
@@ -234,16 +220,7 @@ def rows_at_start(roots: Mapping[str, Any]) -> dict[str, str]:
     Args:
         roots: the objects, by the name under which a user knows them.
     """
-    subjects = Subjects(
-        roots={name: root for name, root in roots.items() if not _is_elsewhere(root)},
-        captured=(),
-        ignored={},
-        foreign=_ELSEWHERE,
-        enters_data=True,
-        largest=_VALUES,
-        longest_row=_ROW_AT_START,
-        depth=_DEPTH,
-    )
+    subjects = _subjects(roots, _ROW_AT_START)
     found = walk.take(subjects, time.perf_counter, objects=_OBJECTS).leaves  # within half a second
     return {str(path): leaf.fingerprint for path, leaf in found.items() if _has_one_for_each(roots, path)}
 
@@ -264,8 +241,20 @@ def content_of(dataset: Any, collate: Any) -> dict[str, Any]:
     return {name: each for name, each in found.items() if has_attributes(each) and not is_a(each, *CODE)}
 
 
-def _is_elsewhere(root: Any) -> bool:
-    return type(root).__module__.startswith(("resume_adapters.", *_ELSEWHERE))
+def _subjects(roots: Mapping[str, Any], longest_row: int, **options: Any) -> Subjects:
+    return Subjects(
+        roots={
+            name: root
+            for name, root in roots.items()
+            if not type(root).__module__.startswith(("resume_adapters.", *_ELSEWHERE))
+        },
+        foreign=_ELSEWHERE,
+        enters_data=True,
+        largest=_VALUES,
+        longest_row=longest_row,
+        depth=_DEPTH,
+        **options,
+    )
 
 
 def _count(value: Any) -> int:

@@ -2,15 +2,14 @@
 
 A subclass of an optimizer or a schedule may keep attributes that the ``state_dict()`` which it inherits lacks. And
 optimizers may live where no framework looks: in hooks of the gradients, one for each tensor. Those are seen as they
-step, through torch's global hook, and each is known by the names of what it steps.
+step, and each is known by the names of what it steps.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
-from weakref import WeakSet
 
 from resume_adapters.core.observed.instances import instances
 from resume_adapters.core.observed.paths import is_module
@@ -26,41 +25,6 @@ _BASE = (
     *("_step_supports_amp_scaling", "_need_device_dtype_check_for_fused", "initialized"),
 )
 """Attributes of optimizers that their state holds, or that belong to a launch: the last is of bitsandbytes."""
-
-
-class SteppingOptimizers:
-    """The optimizers of this process that have stepped.
-
-    Args:
-        after_step: called with each, after each of its steps.
-    """
-
-    def __init__(self, after_step: Callable[[Any], object]) -> None:
-        self._tell = after_step
-        self._hook: Any = None
-        self._seen: WeakSet[Any] = WeakSet()
-
-    def begin(self) -> None:
-        """Watch from now on."""
-        from torch.optim.optimizer import register_optimizer_step_post_hook
-
-        if self._hook is None:
-            self._hook = register_optimizer_step_post_hook(self._after_step)
-
-    def close(self) -> None:
-        """Watch no longer."""
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
-
-    def _after_step(self, optimizer: Any, *_: Any) -> None:
-        self._seen.add(optimizer)
-        self._tell(optimizer)
-
-    @property
-    def seen(self) -> list[Any]:
-        """Those that have stepped, and are still there."""
-        return list(self._seen)
 
 
 def registered(captured: Iterable[Any]) -> list[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -95,15 +94,9 @@ def _follow(owner: Any, step: Step) -> Any:
 
 def is_module(value: Any) -> bool:
     """Return whether a value is a ``torch.nn.Module``."""
-    return issubclass(type(value), _module_class())
-
-
-@functools.cache
-def _module_class() -> Any:
-    """Return the class: an import takes longer than all else that :func:`is_module` does."""
     import torch
 
-    return torch.nn.Module
+    return issubclass(type(value), torch.nn.Module)
 
 
 def tensors_of(module: Any) -> dict[str, Any]:

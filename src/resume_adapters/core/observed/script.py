@@ -1,7 +1,6 @@
 """Variables that a script carries from one step to the next, such as a patience: nobody saves them.
 
-The source of the loop says which they are: names that have a value before it, and that its body reads and changes. Of
-objects of the script's own classes, such as one that stops early, the attributes are compared.
+The source of the loop says which they are: names that have a value before it, and that its body reads and changes.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import ast
 import linecache
 import sys
-import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from inspect import CO_OPTIMIZED
@@ -17,10 +15,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-import numpy as np
-
-from resume_adapters.core.observed.walk import PLAIN, fingerprint
-from resume_adapters.core.state.untouched import attributes, has_attributes, is_a
+from resume_adapters.core.state.untouched import has_attributes, is_a
 
 _NOT_THE_SCRIPT = (str(Path(__file__).parents[2]), str(Path(ast.__file__).parent), "<")
 """How the files of this package and of Python begin, and what has no file."""
@@ -33,9 +28,6 @@ _OF_THE_RUN = (".global_step", ".resume(")
 
 _LOOPS = (ast.For, ast.While)
 
-_VALUES = (*PLAIN, np.float64, np.float32, np.int64)
-"""Types of attributes that are compared."""
-
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 
@@ -47,14 +39,11 @@ class Place:
         code: what is running.
         line: the line at which it is.
         data: the variables that hold data now.
-        objects: the variables that hold objects of the script's own classes, with their attributes now. The script may
-            let go of them.
     """
 
     code: CodeType
     line: int
     data: frozenset[str]
-    objects: dict[str, tuple[weakref.ref[Any], dict[str, Any]]]
 
 
 def calling_script() -> list[Place]:
@@ -63,8 +52,7 @@ def calling_script() -> list[Place]:
     for frame in script_frames():
         held = frame.f_locals
         data = frozenset(name for name, value in held.items() if _is_data(value))
-        objects = {name: (weakref.ref(each), _attributes(each)) for name, each in held.items() if _is_own(each)}
-        found.append(Place(frame.f_code, frame.f_lineno, data, objects))
+        found.append(Place(frame.f_code, frame.f_lineno, data))
         release(held, frame.f_code)
     return found
 
@@ -95,11 +83,6 @@ def carried(places: list[Place]) -> list[str]:
     return list(dict.fromkeys(name for place in places for name in _carried_at(place)))
 
 
-def changed(places: list[Place]) -> list[str]:
-    """Return the attributes of objects of the script that have changed since the places were found."""
-    return list(dict.fromkeys(name for place in places for name in _changed_at(place)))
-
-
 def of_the_run(places: list[Place]) -> set[str]:
     """Return the names of attributes to which the script gives values that follow from the run."""
     trees = [_tree(file) for file in {place.code.co_filename for place in places}]
@@ -108,23 +91,8 @@ def of_the_run(places: list[Place]) -> set[str]:
     return {each.attr for node in given for each in node.targets if isinstance(each, ast.Attribute)}
 
 
-def _changed_at(place: Place) -> Iterator[str]:
-    restored = of_the_run([place])
-    for name, (reference, before) in place.objects.items():
-        each = reference()
-        for attribute, value in _attributes(each).items() if each is not None else ():
-            if attribute not in restored and (attribute not in before or before[attribute] != value):
-                yield f"`{name}.{attribute}` (of a {type(each).__name__})"
-
-
 def _is_of_script(file: str) -> bool:
     return not file.startswith(_NOT_THE_SCRIPT) and "site-packages" not in Path(file).parts
-
-
-def _is_own(each: Any) -> bool:
-    """Return whether an object is of a class of the script, and neither saves itself nor gives data."""
-    known = callable(each) or any(hasattr(type(each), name) for name in ("state_dict", "__iter__", "__getitem__"))
-    return is_of_class_of_script(each) and hasattr(type(each), "__weakref__") and not known
 
 
 def is_of_class_of_script(each: Any) -> bool:
@@ -137,21 +105,13 @@ def rebound(code: CodeType, line: int) -> set[str] | None:
     """Return the names to which a step of the loops around a line gives values; ``None`` where there is no source."""
     if not linecache.getlines(code.co_filename):
         return None
-    scope = _scope(code.co_filename, code)
-    loops = [node for node in _within(scope) if isinstance(node, _LOOPS) and _holds(node, line)]
-    names = [node for loop in loops for node in _within(loop) if isinstance(node, ast.Name)]
-    return {node.id for node in names if isinstance(node.ctx, ast.Store)}
-
-
-def _attributes(each: Any) -> dict[str, Any]:
-    held = attributes(each).items()
-    return {name: fingerprint(value) for name, value in held if value is None or type(value) in _VALUES}
+    loops = _loops(_scope(code), line)
+    return {name for loop in loops for node in _within(loop) for name in _stored(node)}
 
 
 def _carried_at(place: Place) -> Iterator[str]:
-    file = place.code.co_filename
-    scope = _scope(file, place.code)
-    loops = [node for node in _within(scope) if isinstance(node, _LOOPS) and _holds(node, place.line)]
+    scope = _scope(place.code)
+    loops = _loops(scope, place.line)
     if not loops:
         return
     run = _receiver(loops[-1], place.line)
@@ -161,10 +121,9 @@ def _carried_at(place: Place) -> Iterator[str]:
         for name, value in _assignments(node) if getattr(node, "lineno", place.line) < loops[-1].lineno else ():
             values[name], lines[name] = value, getattr(node, "lineno", 0)
     for name in [each for each in values if each in place.data]:
-        if _begins_again(values[name], run, values) and any(
-            _is_carried(loop, name, grows=_is_container(values[name])) for loop in loops if loop.lineno > lines[name]
-        ):
-            yield f"`{name}` ({Path(file).name}:{lines[name]})"
+        around = [loop for loop in loops if loop.lineno > lines[name]]
+        if _begins_again(values[name], run, values) and any(_is_carried(loop, name) for loop in around):
+            yield f"`{name}` ({Path(place.code.co_filename).name}:{lines[name]})"
 
 
 def _is_data(value: Any) -> bool:
@@ -191,12 +150,17 @@ def _end(node: ast.stmt | ast.expr) -> int:
     return node.end_lineno or node.lineno
 
 
-def _scope(file: str, code: CodeType) -> ast.AST:
+def _scope(code: CodeType) -> ast.AST:
     """Return the function, or the module, that is running."""
-    tree = _tree(file)
+    tree = _tree(code.co_filename)
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     named = [node for node in functions if node.name == code.co_name and _holds(node, code.co_firstlineno)]
     return named[-1] if named else tree
+
+
+def _loops(scope: ast.AST, line: int) -> list[ast.For | ast.While]:
+    """Return the loops of a function or a module around a line, outermost first."""
+    return [node for node in _within(scope) if isinstance(node, _LOOPS) and _holds(node, line)]
 
 
 def _tree(file: str) -> ast.AST:
@@ -239,51 +203,35 @@ def _assignments(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
     if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
         return
     for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-        if isinstance(target, ast.Name):
-            yield target.id, node.value
-        elif isinstance(target, ast.Tuple):
-            given = node.value.elts if isinstance(node.value, ast.Tuple) else []
-            values = given if len(given) == len(target.elts) else [node.value] * len(target.elts)
-            named = zip(target.elts, values, strict=True)
-            yield from ((each.id, value) for each, value in named if isinstance(each, ast.Name))
+        targets = target.elts if isinstance(target, ast.Tuple) else [target]
+        given = node.value.elts if isinstance(node.value, ast.Tuple) else []
+        values = given if len(given) == len(targets) else [node.value] * len(targets)
+        named = zip(targets, values, strict=True)
+        yield from ((each.id, value) for each, value in named if isinstance(each, ast.Name))
 
 
-def _is_container(value: ast.expr) -> bool:
-    """Return whether an expression is an empty list or dict: ``append`` and ``update`` of others may do anything."""
-    return isinstance(value, ast.List | ast.Dict) and not ast.unparse(value).strip("[]{}")
-
-
-def _is_carried(loop: ast.For | ast.While, name: str, *, grows: bool) -> bool:
+def _is_carried(loop: ast.For | ast.While, name: str) -> bool:
     """Return whether the body of a loop changes a variable, and reads what the iteration before has left in it."""
-    nodes = [node for node in _within(loop) if _names(node, name)]
-    if not any(_is_change(node, name) and (grows or not _is_growth(node, name)) for node in nodes):
+    nodes = list(_within(loop))
+    if not any(name in _stored(node) for node in nodes):
         return False
     given: set[ast.AST] = set()
     for inner in [loop, *(node for node in _within(loop) if isinstance(node, _LOOPS))]:
         assigned = next((each for each in _unconditional(inner) if name in _assigned(each)), None)
         if assigned is not None:
             given.update(node for node in ast.walk(inner) if not _comes_before(node, assigned))
-    return any(_is_read(node) for node in nodes if node not in given)
+    return any(_is_read(node, name) for node in nodes if node not in given)
 
 
-def _names(node: ast.AST, name: str) -> bool:
-    """Return whether a node is the variable, ``name += ...``, or a call of one of its methods."""
+def _stored(node: ast.AST) -> list[str]:
+    return [node.id] if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) else []
+
+
+def _is_read(node: ast.AST, name: str) -> bool:
+    """Return whether a node is the variable where it is read, or ``name += ...``."""
     if isinstance(node, ast.AugAssign):
         return isinstance(node.target, ast.Name) and node.target.id == name
-    return (isinstance(node, ast.Name) and node.id == name) or _is_growth(node, name)
-
-
-def _is_growth(node: ast.AST, name: str) -> bool:
-    grows = (f"{name}.append", f"{name}.extend", f"{name}.update")
-    return isinstance(node, ast.Call) and ast.unparse(node.func) in grows
-
-
-def _is_change(node: ast.AST, name: str) -> bool:
-    return _is_growth(node, name) or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
-
-
-def _is_read(node: ast.AST) -> bool:
-    return isinstance(node, ast.AugAssign) or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load))
+    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id == name
 
 
 def _unconditional(loop: ast.For | ast.While | ast.With) -> Iterator[ast.stmt]:
@@ -294,13 +242,10 @@ def _unconditional(loop: ast.For | ast.While | ast.With) -> Iterator[ast.stmt]:
 
 
 def _assigned(node: ast.stmt) -> set[str]:
-    """Return the names that a statement gives a value."""
-    targets: list[ast.expr] = []
-    if isinstance(node, ast.Assign):
-        targets = node.targets
-    elif isinstance(node, ast.AnnAssign | ast.For):
-        targets = [node.target]
-    return {each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)}
+    """Return the names that a statement gives a value, but for those within its body."""
+    heads = [node.target] if isinstance(node, ast.For) else []
+    heads += [node] if isinstance(node, ast.Assign | ast.AnnAssign) else []
+    return {name for head in heads for each in ast.walk(head) for name in _stored(each)}
 
 
 def _comes_before(node: Any, assigned: Any) -> bool:

@@ -21,9 +21,6 @@ from resume_adapters.core.observed.walk import CONTAINERS, Census, Subjects, has
 from resume_adapters.core.state.rng import is_generator
 from resume_adapters.core.state.untouched import attributes, is_a
 
-_COMPARISONS = 2
-"""Saves of a launch before which the variables are looked at."""
-
 _DEEP = 4
 """Objects through which something is held by what others save: a transform by a dataset, that by a loader."""
 
@@ -44,7 +41,7 @@ class ScriptVariables:
         self._saved = saved
         self._start = Census()
         self._held: dict[tuple[str, str], int] = {}
-        self._comparisons = 0
+        self._saves = 0
         self._found: dict[str, str] = {}
 
     def begin(self) -> None:
@@ -54,10 +51,10 @@ class ScriptVariables:
         self._start = self._look(scopes)
 
     def compare(self) -> None:
-        """Look again, before the first saves of a launch; within the loop."""
-        if self._comparisons == _COMPARISONS or not self._held:
+        """Look again, before the first two saves of a launch and ever fewer of the later ones; within the loop."""
+        self._saves += 1
+        if self._saves & (self._saves - 1) or not self._held:  # the 1st, 2nd, 4th, 8th
             return
-        self._comparisons += 1
         scopes = _scopes()
         same = {
             scope: {name: each for name, each in held.items() if self._held.get((scope, name)) == id(each)}
@@ -96,13 +93,10 @@ def _scopes() -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for frame in script_frames():
         code = frame.f_code
-        if code.co_name != "<module>":
-            found.setdefault(f"{code.co_filename}:{code.co_firstlineno}", _variables(frame))
-    for frame in script_frames():
-        code = frame.f_code
         if code.co_name == "<module>":
             found[code.co_filename] = _variables(frame)
         else:
+            found.setdefault(f"{code.co_filename}:{code.co_firstlineno}", _variables(frame))
             held = {name: each for name, each in frame.f_globals.items() if _may_hold(each)}
             found.setdefault(code.co_filename, held)
     return found

@@ -9,18 +9,21 @@ Gradients that are left at a save, and that a later step uses, are captured ther
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 from resume_adapters.core.log import logger
 from resume_adapters.core.observed import leaves, paths, walk
 from resume_adapters.core.observed.gradients import LeftGradients
 from resume_adapters.core.observed.leaves import LeafKind, can_be_made
-from resume_adapters.core.observed.optimizers import UNSAVED, SteppingOptimizers, beside_state, registered, unsaved
+from resume_adapters.core.observed.optimizers import UNSAVED, beside_state, registered, unsaved
 from resume_adapters.core.observed.paths import Path, is_module, submodules, tensors_of, type_name
+from resume_adapters.core.observed.steps import watch_steps
 from resume_adapters.core.observed.walk import Census, Subjects
 from resume_adapters.core.state import encoding
 from resume_adapters.core.state.records import Record
@@ -97,15 +100,6 @@ class Entry(NamedTuple):
     note: str
 
 
-@dataclass(frozen=True)
-class _Observed:
-    """A path that is captured at each save, with what a resume compares it with."""
-
-    kind: LeafKind
-    before: str
-    in_place: bool
-
-
 class ObservedState:
     """Finds, captures and restores the undeclared state of one launch, on this rank.
 
@@ -131,14 +125,15 @@ class ObservedState:
         self._start = Census()
         self._made: set[Path] = set()
         self._looks = 0
-        self._observed: dict[Path, _Observed] = {}
+        self._observed: dict[Path, ObservedLeaf] = {}
         self._missing: dict[Path, Entry] = {}
         self._said: set[Entry] = set()
         self._saved: list[ObservedLeaf] = []
         self._tensors: dict[str, Any] = {}
         self._held: list[ObservedLeaf] | None = None
         self._gradients = LeftGradients()
-        self._stepping = SteppingOptimizers(self._gradients.after_step)
+        self._stepped: WeakSet[Any] = WeakSet()
+        self._watching = contextlib.ExitStack()
 
     # ---- Resuming
 
@@ -173,11 +168,15 @@ class ObservedState:
         self._start = walk.take(subjects, self._clock)
         if self._before is not None:
             self._made = walk.made(subjects, self._before, self._start)
-        self._stepping.begin()
+        self._watching.callback(watch_steps(self._after_step))
 
     def close(self) -> None:
         """Watch the optimizers no longer."""
-        self._stepping.close()
+        self._watching.close()
+
+    def _after_step(self, optimizer: Any) -> None:
+        self._stepped.add(optimizer)
+        self._gradients.after_step(optimizer)
 
     def end_step(self) -> None:
         """Look at the gradients that a step has left."""
@@ -195,7 +194,7 @@ class ObservedState:
         """Return the subjects with what steps the training and is not, or not wholly, in a ``state_dict()``."""
         steppers = registered(subjects.captured)
         saved = [leaf.path.steps[0].key for leaf in self._saved if leaf.path.root == UNSAVED]
-        others, unclear = unsaved(self._stepping.seen, steppers, subjects.captured, saved)
+        others, unclear = unsaved([*self._stepped], steppers, subjects.captured, saved)
         roots, ignored = beside_state(steppers)
         return replace(
             subjects,
@@ -217,7 +216,7 @@ class ObservedState:
             if misfit:
                 logger.warning("Not restored: %s (%s).", leaf.path, misfit)
             else:
-                self._observed[leaf.path] = _Observed(LeafKind(leaf.kind), leaf.before, leaf.in_place)
+                self._observed[leaf.path] = leaf
 
     def _restore(self, leaf: ObservedLeaf, stays: set[int]) -> str:
         """Restore a value; return why it does not fit, or nothing."""
@@ -294,7 +293,7 @@ class ObservedState:
                 continue
             if leaf.kind is LeafKind.TENSOR:
                 for each in walk.tensors_with(subjects, path):
-                    self._observed.setdefault(each, _Observed(leaf.kind, leaf.type, in_place=True))
+                    self._observed.setdefault(each, _found(each, leaf.kind, leaf.type, in_place=True))
                 continue
             if path.root in subjects.read_ahead:
                 self._name(path, leaf.type, _READ_AHEAD, "data")
@@ -305,7 +304,7 @@ class ObservedState:
             else:
                 before = self._start.leaves.get(path)
                 kind = before.type if before else type_name(ABSENT)
-                self._observed[path] = _Observed(leaf.kind, kind, leaf.keeps(before))
+                self._observed[path] = _found(path, leaf.kind, kind, in_place=leaf.keeps(before))
 
     def _find_gradients(self) -> None:
         """Observe the gradients that are there now, and no longer those of an earlier save."""
@@ -314,7 +313,7 @@ class ObservedState:
         for index, tensor in enumerate(self._roots[_STEPPED]):
             if self._gradients.is_needed(tensor):
                 path = Path(_STEPPED).to("[]", index).to("grad", "grad")
-                self._observed[path] = _Observed(LeafKind.DATA, type_name(ABSENT), in_place=False)
+                self._observed[path] = _found(path, LeafKind.DATA, type_name(ABSENT), in_place=False)
 
     def _name(self, path: Path, kind: str, why: str = _NOT_DATA, part: str = "observed") -> None:
         self._missing[path] = Entry(part, "missing", f"{path}, a {kind}, {why.format(self._registers)}")
@@ -330,31 +329,20 @@ class ObservedState:
         roots = self._roots
         self._tensors, captured = {}, []
         for path, observed in list(self._observed.items()):
-            live = paths.get(roots, path)
+            live, kind = paths.get(roots, path), LeafKind(observed.kind)
             try:
                 if live is ABSENT:
                     raise NotSerialisable("it is gone")
-                value = leaves.capture(live, observed.kind)
+                value = leaves.capture(live, kind)
             except NotSerialisable:
                 del self._observed[path]
                 self._name(path, type_name(live))
                 continue
-            if observed.kind is LeafKind.TENSOR:
+            if kind is LeafKind.TENSOR:
                 self._tensors[str(path)], value = value, None
-            captured.append(self._leaf(path, observed, paths.get(roots, path.owner), live, value))
+            owner = type_name(paths.get(roots, path.owner))
+            captured.append(replace(observed, owner=owner, type=type_name(live), value=value))
         return captured
-
-    def _leaf(self, path: Path, observed: _Observed, owner: Any, live: Any, value: Any) -> ObservedLeaf:
-        return ObservedLeaf(
-            root=path.root,
-            steps=[list(step) for step in path.steps],
-            owner=type_name(owner),
-            before=observed.before,
-            type=type_name(live),
-            kind=observed.kind.value,
-            in_place=observed.in_place,
-            value=value,
-        )
 
     def parts(self) -> dict[str, StaticState]:
         """Return the part of what :meth:`capture` has found last, where there is one."""
@@ -380,6 +368,12 @@ class ObservedState:
         found = [entry for entry in self.describe() if entry not in self._said]
         self._said.update(found)
         return found
+
+
+def _found(path: Path, kind: LeafKind, before: str, *, in_place: bool) -> ObservedLeaf:
+    """Return what is captured of a path from now on; the rest is known at each save."""
+    steps = [list(step) for step in path.steps]
+    return ObservedLeaf(path.root, steps, "", before, "", kind.value, in_place, None)
 
 
 def _listed(shown: Sequence[object]) -> str:
