@@ -12,13 +12,14 @@ from lightning.fabric import Fabric
 from lightning.fabric.plugins.io import TorchCheckpointIO
 
 from resume_adapters.fabric.framework import FabricFramework
-from resume_adapters.fabric.objects import NAMES, FabricObjects
+from resume_adapters.fabric.objects import NAMES, trained_objects
 
 
 def framework_of(fabric: Any) -> FabricFramework:
     plain = torch.nn.Linear(1, 1)
     model, optimizer = fabric.setup(plain, torch.optim.SGD(plain.parameters()))
-    return FabricFramework(fabric, FabricObjects({"model": model, "optimizer": optimizer}))
+    named = {"model": model, "optimizer": optimizer}
+    return FabricFramework(fabric, trained_objects(named, fabric.strategy.precision), named)
 
 
 class UploadingIO(TorchCheckpointIO):

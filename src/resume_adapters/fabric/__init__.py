@@ -37,7 +37,7 @@ from resume_adapters.core.session.options import ResumeFrom, ResumeOptions, part
 from resume_adapters.core.stop.policy import StopOn
 from resume_adapters.core.tiers.options import Mirror
 from resume_adapters.fabric.framework import FabricFramework
-from resume_adapters.fabric.objects import FabricObjects, require_supported
+from resume_adapters.fabric.objects import require_supported, trained_objects
 
 
 def register_for_resume(
@@ -73,14 +73,14 @@ def register_for_resume(
             resume out.
     """
     require_supported(fabric)
-    objects = FabricObjects(parts)
+    objects = trained_objects(parts, fabric.strategy.precision)
+    saved = {name: each for name, each in parts.items() if name in objects.by_name()}
     directory = run_directory_override() or os.path.abspath(run_dir)
-    others = {name: each for name, each in parts.items() if name not in objects.by_name()}
-    found = parts_among(others, "run_dir")
+    found = parts_among({name: each for name, each in parts.items() if name not in saved}, "run_dir")
     options = ResumeOptions(
         resume, keep, stop, save_every, mtbf, verify, "refuse", on_save_error, stage, mirror, parts=found
     )
     each_epoch = options.cadence() is None
-    framework = FabricFramework(fabric, objects)
+    framework = FabricFramework(fabric, objects, saved)
     run = new_run(directory, framework, options)
     return ResumableLoop(framework, run, options, each_epoch=each_epoch)

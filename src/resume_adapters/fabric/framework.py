@@ -9,11 +9,11 @@ from typing import Any
 from resume_adapters.core.choices import Stage
 from resume_adapters.core.dataloader.progress import batch_size
 from resume_adapters.core.loop.loader import LoopLoader
-from resume_adapters.core.loop.plain import PlainFramework
+from resume_adapters.core.loop.plain import PlainFramework, TrainedObjects
 from resume_adapters.core.saving.staging import StagingOptions, own_methods
 from resume_adapters.core.session.framework import FrameworkFacts
 from resume_adapters.core.session.session import Session
-from resume_adapters.fabric.objects import FabricObjects, name_of, version
+from resume_adapters.fabric.objects import name_of, version
 from resume_adapters.integrations.lightning_files import writing_directly
 from resume_adapters.integrations.trackers.runs import Trackers
 
@@ -27,12 +27,13 @@ class FabricFramework(PlainFramework):
     Args:
         fabric: a ``lightning.fabric.Fabric``, launched.
         objects: the models, optimizers and schedules of the training.
+        named: what ``fabric.save`` is given: these, as the script has them.
     """
 
     file = "fabric.ckpt"
     saver = "fabric.save"
 
-    def __init__(self, fabric: Any, objects: FabricObjects) -> None:
+    def __init__(self, fabric: Any, objects: TrainedObjects, named: dict[str, Any]) -> None:
         package, precision = name_of(fabric), fabric.strategy.precision
         about = FrameworkFacts(
             f"fabric {version(package)}",
@@ -41,8 +42,8 @@ class FabricFramework(PlainFramework):
             directory_option="register_for_resume(fabric, run_dir, ...)",
         )
         self._fabric = fabric
-        self._named = objects.by_name()
-        super().__init__(objects.trained(precision), about, Trackers(self._writers), {"precision": precision.precision})
+        self._named = named
+        super().__init__(objects, about, Trackers(self._writers), {"precision": precision.precision})
 
     # ---- Data
 

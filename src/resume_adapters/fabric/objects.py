@@ -31,53 +31,33 @@ _require_installed()
 _FOLLOWED = ("SingleDeviceStrategy", "DDPStrategy")
 
 
-class FabricObjects:
-    """The models, optimizers and schedules of a training.
+def trained_objects(named: Mapping[str, Any], precision: Any) -> TrainedObjects:
+    """Return what is trained of what was given by name, as it is within Fabric's wrappers.
 
     Args:
-        named: what is trained, by name, as ``fabric.save`` takes it.
-
-    Attributes:
-        models, optimizers: what ``fabric.setup`` returned.
-        schedules: the schedules of torch.
+        precision: the precision plugin, which may have a loss scaler.
 
     Raises:
         UnsupportedSetting: no model or no optimizer that ``fabric.setup`` returned is among it.
     """
-
-    def __init__(self, named: Mapping[str, Any]) -> None:
-        self.models = {name: each for name, each in named.items() if hasattr(each, "_forward_module")}
-        self.optimizers = {name: each for name, each in named.items() if _is_set_up(each)}
-        self.schedules = {name: each for name, each in named.items() if hasattr(each, "get_last_lr")}
-        if not (self.models and self.optimizers):
-            raise UnsupportedSetting(
-                "register_for_resume() was given no model or no optimizer that fabric.setup() has returned: pass them "
-                "by name, with whatever else must be saved:\n\n"
-                "    model, optimizer = fabric.setup(model, optimizer)\n"
-                "    run = register_for_resume(fabric, run_dir, model=model, optimizer=optimizer)\n"
-            )
-        known = self.models.keys() | self.optimizers.keys() | self.schedules.keys()
-        self._named = {name: each for name, each in named.items() if name in known}
-
-    def by_name(self) -> dict[str, Any]:
-        """Return all of them in the order in which they were given, as ``fabric.save`` takes them."""
-        return self._named
-
-    def trained(self, precision: Any) -> TrainedObjects:
-        """Return what is within Fabric's wrappers.
-
-        Args:
-            precision: the precision plugin, which may have a loss scaler.
-        """
-        scaler = getattr(precision, "scaler", None)
-        return TrainedObjects(
-            {name: each.module for name, each in self.models.items()},
-            {name: each.optimizer for name, each in self.optimizers.items()},
-            self.schedules,
-            scaler=None if scaler is None else precision,
-            scalers=() if scaler is None else (scaler,),
-            wrappers=(*self.models.values(), *self.optimizers.values()),
+    models = {name: each for name, each in named.items() if hasattr(each, "_forward_module")}
+    optimizers = {name: each for name, each in named.items() if _is_set_up(each)}
+    if not (models and optimizers):
+        raise UnsupportedSetting(
+            "register_for_resume() was given no model or no optimizer that fabric.setup() has returned: pass them "
+            "by name, with whatever else must be saved:\n\n"
+            "    model, optimizer = fabric.setup(model, optimizer)\n"
+            "    run = register_for_resume(fabric, run_dir, model=model, optimizer=optimizer)\n"
         )
+    scaler = getattr(precision, "scaler", None)
+    return TrainedObjects(
+        {name: each.module for name, each in models.items()},
+        {name: each.optimizer for name, each in optimizers.items()},
+        {name: each for name, each in named.items() if hasattr(each, "get_last_lr")},
+        scaler=None if scaler is None else precision,
+        scalers=() if scaler is None else (scaler,),
+        wrappers=(*models.values(), *optimizers.values()),
+    )
 
 
 def _is_set_up(each: Any) -> bool:

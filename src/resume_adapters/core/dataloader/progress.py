@@ -7,7 +7,7 @@ import operator
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, NamedTuple, TypeAlias
+from typing import Annotated, Any, NamedTuple
 
 from resume_adapters.core.dataloader import elastic
 from resume_adapters.core.dataloader.check_batch import BatchCheck, CheckBatch, makes_batches, require_before, word_hash
@@ -91,10 +91,6 @@ class LoaderPosition(Record):
     word_hash: int | None = None
 
 
-Before: TypeAlias = tuple[Any, dict[str, Any], list[Any]]
-"""The random state before a fetch, that of registered generators, and what has changed on the dataset."""
-
-
 class Fetch(NamedTuple):
     """One fetched batch.
 
@@ -106,7 +102,7 @@ class Fetch(NamedTuple):
     """
 
     number: int
-    before: Before | None
+    before: dict[str, Any] | None
     worker: int | None
     worker_state: Any
 
@@ -240,7 +236,7 @@ class FetchLog:
             progress = self.elastic.reader_progress()
         if self.elastic:
             self.elastic.add(number, progress)
-        if before[2] if before is not None else len(worker_state) == WITH_CHANGES:
+        if len(worker_state) == WITH_CHANGES if before is None else "content" in before:
             self._has_drawn = True
         if self._is_watching:
             self._watch(before, worker_state, worker)
@@ -253,31 +249,27 @@ class FetchLog:
 
     def note(self, indices: Any) -> None:
         """Note the indices of the batch that a later launch is to fetch again; in workers it is known by its number."""
-        self.check.note(indices, lambda: None if self._has_workers else _before_to_tree(self._before()))
+        self.check.note(indices, lambda: None if self._has_workers else self._before())
 
-    def _before(self) -> Before:
-        """Return what a fetch in this process may draw from or change."""
+    def _before(self) -> dict[str, Any]:
+        """Return what a fetch in this process may draw from or change, as :attr:`LoaderPosition.rng_before` has it."""
         generators = self.generators
         registered = rng.capture_generators(generators) if generators else {}
-        return capture_cpu(), registered, self._content.capture()
+        content = self._content.capture()
+        tree = {"cpu": rng.cpu_to_tree(capture_cpu()), "registered": registered}
+        return {**tree, "content": content} if content else tree
 
-    def _watch(self, before: Before | None, worker_state: Any, worker: int | None) -> None:
+    def _watch(self, before: dict[str, Any] | None, worker_state: Any, worker: int | None) -> None:
         """Look whether one of the first fetches drew random numbers or changed an object."""
         looks_again = self._content.look_early("fetch")
         if not self._has_drawn and self.fetched > self._begun:  # in the first of a pass, the sampler may draw
-            self._watch_generators(before, worker_state, worker)
+            former, now = self._last_state_of(worker), worker_state
+            if before is not None:
+                former, now = before["cpu"], rng.cpu_to_tree(capture_cpu())
+            if former is not None:
+                self._watched += 1
+                self._has_drawn = encoding.digest_of(former) != encoding.digest_of(now)
         self._is_watching = looks_again or not (self._has_drawn or self._watched >= _WATCHED)
-
-    def _watch_generators(self, before: Before | None, worker_state: Any, worker: int | None) -> None:
-        if before is not None:
-            after = rng.cpu_to_tree(rng.capture_cpu())
-            self._watched += 1
-            self._has_drawn = encoding.digest_of(rng.cpu_to_tree(before[0])) != encoding.digest_of(after)
-            return
-        former = self._last_state_of(worker)
-        if former is not None:
-            self._watched += 1
-            self._has_drawn = encoding.digest_of(former) != encoding.digest_of(worker_state)
 
     def _last_state_of(self, worker: int | None) -> Any:
         """Return the state of a worker after the batch that it has fetched last in this pass; ``None`` before one."""
@@ -316,7 +308,7 @@ class FetchLog:
             start=start,
             prefetched=ahead,
             sampler=sampler,
-            rng_before=[_before_to_tree(fetch.before) for fetch in prefetched if fetch.before is not None],
+            rng_before=[fetch.before for fetch in prefetched if fetch.before is not None],
             proof=None if digest is None else [self.fetched - 1, digest],
             elastic=(self.elastic.end() if ended else self.elastic.position(consumed, start)) if self.elastic else None,
             as_made=as_made,
@@ -394,7 +386,7 @@ class FetchLog:
     def fetch_again(self, batch: CheckBatch) -> Any:
         """Return a batch that another launch has fetched, as it is in this one. The random state stays as it is."""
         loader = self._loader
-        now = _before_to_tree(self._before())
+        now = self._before()
         self.restore_before(batch.before)
         try:
             return batch.fetched_from(loader.dataset, loader.collate_fn, makes_batches=makes_batches(loader))
@@ -412,11 +404,6 @@ class FetchLog:
         known = [(fetch.number, fetch.worker or 0) for fetch in self._recent if fetch.number <= consumed]
         rounds = [index for (_, last), (index, worker) in itertools.pairwise(known) if worker <= last]
         return max(rounds, default=self._begun)
-
-
-def _before_to_tree(before: Before) -> dict[str, Any]:
-    tree = {"cpu": rng.cpu_to_tree(before[0]), "registered": before[1]}
-    return {**tree, "content": before[2]} if before[2] else tree
 
 
 def batch_size(loader: Any) -> int | None:

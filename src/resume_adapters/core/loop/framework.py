@@ -60,17 +60,16 @@ class LoopFramework(Framework):
     def track(self, loader: Any, session: Session) -> LoopLoader:
         """Return the loader that the loop iterates over, with the torch loader beneath it tracked by the session."""
 
-    @abc.abstractmethod
     def is_accumulating(self) -> bool:
         """Return whether gradients are held that no optimizer step has used: no checkpoint is taken then."""
+        return False
 
     @abc.abstractmethod
     def has_stepped(self) -> bool:
         """Return whether an optimizer step ended since the last call; one that a scaler skipped counts."""
 
-    @abc.abstractmethod
     def skip_micro_batches(self, batches: int) -> None:
-        """Bring the next optimizer step forward by that many batches."""
+        """Bring the next optimizer step forward by that many batches, where the framework counts them."""
 
     def grad_norm(self) -> Any:
         """Return the gradient norm of the step that has ended; ``None`` where the framework does not have it."""
@@ -115,9 +114,9 @@ class LoopFramework(Framework):
         """Return how saves are copied, as far as the framework knows."""
         return StagingOptions(stage)
 
-    @abc.abstractmethod
     def rank_state(self) -> Record:
         """Return what the framework does not save and belongs to this rank alone."""
+        return Record()
 
     def parts(self) -> dict[str, Stateful]:
         """Return what the framework does not save and is alike on all ranks."""
@@ -137,10 +136,9 @@ class LoopFramework(Framework):
     def load(self, context: RestoreContext) -> None:
         """Load and verify the framework's own files. Every rank calls it."""
 
-    @abc.abstractmethod
     def load_rank_state(self, record: Any) -> None:
         """Restore what :meth:`rank_state` returned, before the first step."""
 
-    @abc.abstractmethod
     def load_foreign(self, context: RestoreContext) -> Resumed:
         """Restore what else a checkpoint of the bare framework says, and return how much of the run is done."""
+        raise AssertionError("no checkpoint of the bare framework is recognised")

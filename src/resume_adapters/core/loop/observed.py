@@ -17,14 +17,13 @@ _MOVING = {
 """What changes in the state of torch's schedulers as they step."""
 
 
-def subjects(models: Sequence[Any], optimizers: Iterable[Any], captured: Iterable[Any], **options: Any) -> Subjects:
+def subjects(models: Sequence[Any], optimizers: Iterable[Any], captured: Iterable[Any]) -> Subjects:
     """Return the models, and the schedulers of their optimizers that nobody captures.
 
     Args:
         models: what is trained, within torch.compile or an engine or not.
         optimizers: what trains them.
         captured: what is saved by others, beside the models.
-        options: further attributes of the subjects.
     """
     held, steppers = [*captured], [*optimizers]
     models = [_unwrapped(model) for model in models]
@@ -40,7 +39,6 @@ def subjects(models: Sequence[Any], optimizers: Iterable[Any], captured: Iterabl
             if len(alike) > 1
         ],
         stepped={id(each): each for optimizer in steppers for each in _trained(optimizer)}.values(),
-        **options,
     )
 
 

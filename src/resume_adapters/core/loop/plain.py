@@ -17,7 +17,7 @@ from resume_adapters.core.checkpoint.native_files import read_native
 from resume_adapters.core.checkpoint.validity import NoForeign
 from resume_adapters.core.dataloader.progress import batch_size
 from resume_adapters.core.loop import observed
-from resume_adapters.core.loop.framework import LoopFramework, Resumed
+from resume_adapters.core.loop.framework import LoopFramework
 from resume_adapters.core.loop.guard import Trained
 from resume_adapters.core.loop.loader import LoopLoader
 from resume_adapters.core.loop.replicas import Replicas, reducers
@@ -30,7 +30,6 @@ from resume_adapters.core.session.session import Session
 from resume_adapters.core.session.settings import LaunchSettings, read_settings
 from resume_adapters.core.state import keys
 from resume_adapters.core.state.comparison import verify_equal
-from resume_adapters.core.state.records import Record
 from resume_adapters.core.state.stateful import ModuleBuffers, Stateful
 
 
@@ -116,13 +115,6 @@ class PlainFramework(LoopFramework):
         """Track a loader of torch."""
         return LoopLoader(loader, session.loaders.track(loader), (batch_size(loader) or 0) * current_world_size())
 
-    def is_accumulating(self) -> bool:
-        """Return ``False``: only the script knows, and steps when it does not."""
-        return False
-
-    def skip_micro_batches(self, batches: int) -> None:
-        """No-op: a run resumes with the global batch with which it was saved."""
-
     # ---- Saving
 
     def state_dict(self) -> dict[str, Any]:
@@ -157,10 +149,6 @@ class PlainFramework(LoopFramework):
     def owner_of(self, file: Path) -> int:
         """Return the rank that wrote a file."""
         return 0
-
-    def rank_state(self) -> Record:
-        """Return nothing: torch alone has no state beside that of its objects."""
-        return Record()
 
     def settings(self) -> LaunchSettings:
         """Return what the optimizers, the schedules and the models were given."""
@@ -227,13 +215,6 @@ class PlainFramework(LoopFramework):
         for schedule in objects.schedules.values():
             context.rescale.schedules.remember(schedule)
         self._replicas.expect(context)
-
-    def load_rank_state(self, record: Record) -> None:
-        """No-op."""
-
-    def load_foreign(self, context: RestoreContext) -> Resumed:
-        """Never called: a file that the script saved itself has any name and any content."""
-        raise AssertionError("no checkpoint of the script itself is recognised")
 
     # ---- Ending
 

@@ -243,7 +243,7 @@ def _unconditional(loop: ast.For | ast.While | ast.With) -> Iterator[ast.stmt]:
 
 def _assigned(node: ast.stmt) -> set[str]:
     """Return the names that a statement gives a value, but for those within its body."""
-    heads = [node.target] if isinstance(node, ast.For) else []
+    heads: list[ast.AST] = [node.target] if isinstance(node, ast.For) else []
     heads += [node] if isinstance(node, ast.Assign | ast.AnnAssign) else []
     return {name for head in heads for each in ast.walk(head) for name in _stored(each)}
 
