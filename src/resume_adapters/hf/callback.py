@@ -14,7 +14,6 @@ from transformers import TrainerCallback
 from resume_adapters.core.checkpoint.retention import Policy
 from resume_adapters.core.choices import OnBatchChange, OnSaveError, Stage
 from resume_adapters.core.patching import replaced
-from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.saving.cadence import SaveEvery
 from resume_adapters.core.session.options import (
     OptionsCallback,
@@ -106,11 +105,6 @@ class ResumeCallback(OptionsCallback, TrainerCallback):
         if self._run_dir is None or run_directory_override() is not None:
             return contextlib.nullcontext()
         return replaced(args, "output_dir", os.fspath(self._run_dir))
-
-    @property
-    def active_run(self) -> ResumableRun | None:
-        """The run that is under way; ``None`` between two training calls."""
-        return None if self.session is None else self.session.run
 
     # ---- Events
 

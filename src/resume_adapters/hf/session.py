@@ -17,6 +17,7 @@ from resume_adapters.core.checkpoint.manifest import PartEntry, finite_metrics
 from resume_adapters.core.checkpoint.retention import KeepLast
 from resume_adapters.core.dataloader.progress import length_of
 from resume_adapters.core.observed.variables import ScriptVariables
+from resume_adapters.core.patching import replaced
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.finished import Extent
@@ -141,19 +142,6 @@ class TrainerSession:
             self.evaluation.restore_workers(self._resumed.evaluation_workers, self._resumed.evaluation_loaders)
             self.evaluation.data.restore(self._resumed.evaluation_data or {})
         return str(context.path)
-
-    def load_from_checkpoint(self, checkpoint: str, native: Callable[[], None], *, has_own_loader: bool) -> None:
-        """Load weights as the trainer was about to; those that are resumed from, verified.
-
-        Args:
-            checkpoint: which checkpoint the trainer loads.
-            native: the trainer's own way to load it.
-            has_own_loader: a subclass of the Trainer has replaced that way.
-        """
-        if self.context is None or checkpoint != str(self.context.path):
-            native()  # a subclass loads the best model so
-        else:
-            self.framework.load_model(self.context, native, has_own_loader=has_own_loader)
 
     def attach_engine(self, deepspeed: Any) -> None:
         """Attach to the engine through which DeepSpeed trains; see :meth:`TrainerFramework.attach_engine`."""
@@ -295,9 +283,7 @@ class TrainerSession:
         self.data.consumed += 1
         engine = self.framework.engine
         if engine is not None:
-            engine.has_stepped()
-            if self.session.trace is not None:
-                self.session.trace.set_grad_norm(engine.engine.get_global_grad_norm())
+            engine.has_stepped(self.session.trace)
         live = self.trainer.state
         decision = self.session.end_step(live.global_step, live.epoch, live.max_steps)
         self._save_due, self._is_due_in_memory = decision.save, decision.save_to_memory
@@ -310,12 +296,6 @@ class TrainerSession:
         if self._replaces_cadence:
             control.should_save = self._save_due
 
-    @property
-    def has_to_act(self) -> bool:
-        """Whether :meth:`act` has something to do after this step or epoch."""
-        session = self.session
-        return self._save_due or self._is_due_in_memory or session.stopping or session.held is not None
-
     def act(self, save: Callable[[], None], write: Callable[[], None]) -> None:
         """Save and leave where that is agreed on, when the trainer has done what was due after a step or an epoch.
 
@@ -324,14 +304,12 @@ class TrainerSession:
             write: lets the trainer write one that is in memory alone; no callback hears of it.
         """
         live = self.trainer.state
-        if (self._save_due or self.session.stopping) and self.run.last_commit != live.global_step:
+        is_saved = self.run.last_commit == live.global_step
+        if (self._save_due or self.session.stopping) and not is_saved:
             save()
-        elif self._is_due_in_memory and self.run.last_commit != live.global_step:
-            self._saves_to_memory = True
-            try:
+        elif self._is_due_in_memory and not is_saved:
+            with replaced(self, "_saves_to_memory", True):
                 write()
-            finally:
-                self._saves_to_memory = False
         self._save_due = self._is_due_in_memory = False
         if self.session.stopping:
             self.run.leave(live.global_step, live.epoch)

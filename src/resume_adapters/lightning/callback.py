@@ -8,7 +8,7 @@ import itertools
 import os
 import re
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,8 @@ from resume_adapters.core.checkpoint.layout import CONTROL
 from resume_adapters.core.dataloader.tracked import track
 from resume_adapters.core.log import logger
 from resume_adapters.core.patching import replaced, wrapped
-from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.session.numbered import Training
-from resume_adapters.core.session.options import OptionsCallback, ResumeOptions
+from resume_adapters.core.session.options import OptionsCallback
 from resume_adapters.lightning import tuning
 from resume_adapters.lightning.compat import pl
 from resume_adapters.lightning.files import ResumeCheckpointIO
@@ -56,9 +55,9 @@ class ResumeCallback(OptionsCallback, pl.Callback):  # type: ignore[misc]  # kno
     needless_warnings = (re.escape('.fit(ckpt_path="last") is set, but there is no last checkpoint available'),)
 
     _resuming: ResumingTrainer | None = None
-    _former: frozenset[Path] = frozenset()
-    _training: Training | None = None
-    _fits = 0
+    _former: frozenset[Path] = frozenset()  # directories of the ModelCheckpoints, where the environment has moved them
+    _training: Training | None = None  # what was given, where its directory has the number of a version
+    _fits = 0  # of this trainer; those that failed do not count
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what it was given, and nothing of a ``fit`` that is under way.
@@ -77,11 +76,6 @@ class ResumeCallback(OptionsCallback, pl.Callback):  # type: ignore[misc]  # kno
         """The ``fit`` under way; ``None`` before it has loaded a checkpoint, and after it."""
         return None if self._resuming is None else self._resuming.session
 
-    @property
-    def active_run(self) -> ResumableRun | None:
-        """The run under way; ``None`` between two calls of ``fit()``."""
-        return None if (session := self.session) is None else session.run
-
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Wrap the few methods through which a fit loads, saves and removes checkpoints."""
         first = next(each for each in trainer.callbacks if isinstance(each, ResumeCallback))
@@ -94,7 +88,7 @@ class ResumeCallback(OptionsCallback, pl.Callback):  # type: ignore[misc]  # kno
         self._training = assign_directories(trainer, str(self.options.resume)) or self._training
         if is_only_tuning(trainer):
             return
-        self._resuming = ResumingTrainer(trainer, self, self.options, self._former, self._training, self._fits + 1)
+        self._resuming = ResumingTrainer(trainer, self)
         self._resuming.begin(pl_module)
 
     # ---- Events
@@ -155,34 +149,14 @@ class ResumeCallback(OptionsCallback, pl.Callback):  # type: ignore[misc]  # kno
 class ResumingTrainer:
     """Owns all that is wrapped, appended and taken in one ``fit()``; :meth:`end` undoes it.
 
-    Args:
-        trainer: the trainer.
-        callback: the callback.
-        options: the options of the run.
-        former: the directories of the ModelCheckpoints where the environment has named another one.
-        training: what it was given, where its directory has the number of a version.
-        fit: which ``fit()`` of the trainer it is, from 1; those that failed do not count.
-
     Attributes:
         session: the session, from the moment at which the trainer loads a checkpoint.
     """
 
-    def __init__(
-        self,
-        trainer: Any,
-        callback: Any,
-        options: ResumeOptions,
-        former: Collection[Path],
-        training: Training | None,
-        fit: int,
-    ) -> None:
+    def __init__(self, trainer: Any, callback: ResumeCallback) -> None:
         self.session: FitSession | None = None
-        self._training = training
-        self._fit = fit
-        self._former = former
         self._trainer = trainer
         self._callback = callback
-        self._options = options
         self._is_tuning = False
         self._undo = contextlib.ExitStack()
 
@@ -253,22 +227,19 @@ class ResumingTrainer:
         finally:
             self._is_tuning = False
 
-    def _start(self, native: Any, *args: Any, **kwargs: Any) -> None:
+    def _start(self, native: Any, path: Any = None, *args: Any, **kwargs: Any) -> None:
         """Open a session in place of Lightning's first load of a fit, which gets what is resumed from.
 
         A callback may load again in the middle of the training, as one that returns to the best checkpoint does.
         """
         if self.session is not None:
             self.session.run.saver.flush()  # it may be in the background still
-            native(*args, **kwargs)
+            native(path, *args, **kwargs)
             return
-        self._open(native, *args, **kwargs)
-
-    def _open(self, native: Any, path: Any = None, weights_only: Any = None) -> None:
-        trainer = self._trainer
-        if path is not None and Path(os.path.realpath(path)).parent in self._former:
+        trainer, callback = self._trainer, self._callback
+        if path is not None and Path(os.path.realpath(path)).parent in callback._former:
             path = None  # what Lightning took for the newest, in a directory that is not this run's
-        session = self.session = FitSession(trainer, self._options, path, self._training, self._fit)
+        session = self.session = FitSession(trainer, callback.options, path, callback._training, callback._fits + 1)
         self._undo.callback(session.close)
         self._wrap(trainer, "save_checkpoint", functools.partial(_save, session))
         self._wrap(trainer.strategy, "remove_checkpoint", functools.partial(_remove, session, trainer))
@@ -286,7 +257,7 @@ class ResumingTrainer:
             track_all(loaders)
             return
         for each in loaders:
-            track(each, self._options.generators)
+            track(each, self._callback.options.generators)
 
     def _take_signals(self, session: FitSession) -> None:
         """Replace Lightning's signal handlers, which act in the middle of a step, and let it undo only its own."""

@@ -31,18 +31,6 @@ def is_deepspeed(strategy: Any) -> bool:
     return isinstance(strategy, pl.strategies.DeepSpeedStrategy)
 
 
-def unsupported(strategy: Any) -> dict[str, object]:
-    """Return the settings of the strategy with which no resume is exact, and whether each is in use."""
-    if not is_deepspeed(strategy):
-        return {}
-    return {
-        "DeepSpeedStrategy(load_full_weights=True) loads no optimizer": strategy.load_full_weights,
-        "DeepSpeedStrategy(exclude_frozen_parameters=True) saves no frozen weights": getattr(
-            strategy, "exclude_frozen_parameters", False
-        ),
-    }
-
-
 def engine_state(strategy: Any, run_directory: Path) -> EngineState | None:
     """Return the state of the engine, where DeepSpeed trains; only after the strategy is set up.
 

@@ -18,6 +18,7 @@ from resume_adapters.core.recovery.attempt import between_attempts, running_atte
 from resume_adapters.core.requirements import refuse
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.settings import LaunchSettings, read_settings
+from resume_adapters.core.session.trace import StepTrace
 from resume_adapters.core.state.comparison import verify_equal
 from resume_adapters.core.state.stateful import ModuleBuffers, Stateful
 from resume_adapters.errors import NotRestored
@@ -125,8 +126,14 @@ class EngineState:
             self.arguments(), [self.engine.basic_optimizer], schedulers, [self.engine.module], is_fixed=False
         )
 
-    def has_stepped(self) -> bool:
-        """Return whether the engine has counted a step since the last call; a step that overflowed counts."""
+    def has_stepped(self, trace: StepTrace | None = None) -> bool:
+        """Return whether the engine has counted a step since the last call; a step that overflowed counts.
+
+        Args:
+            trace: gets the norm of the gradients.
+        """
+        if trace is not None:
+            trace.set_grad_norm(self.engine.get_global_grad_norm())
         before, self._steps = self._steps, self.engine.global_steps
         if self._steps == before:
             return False
