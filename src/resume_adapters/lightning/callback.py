@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import os
 import re
@@ -24,7 +23,6 @@ from resume_adapters.lightning.files import ResumeCheckpointIO
 from resume_adapters.lightning.loops import Loops, SavePoint
 from resume_adapters.lightning.model_checkpoints import (
     assign_directories,
-    may_have_saved,
     move_directories,
     named_by_rank_zero,
     saving,
@@ -241,8 +239,8 @@ class ResumingTrainer:
             path = None  # what Lightning took for the newest, in a directory that is not this run's
         session = self.session = FitSession(trainer, callback.options, path, callback._training, callback._fits + 1)
         self._undo.callback(session.close)
-        self._wrap(trainer, "save_checkpoint", functools.partial(_save, session))
-        self._wrap(trainer.strategy, "remove_checkpoint", functools.partial(_remove, session, trainer))
+        self._wrap(trainer, "save_checkpoint", session.save_checkpoint)
+        self._wrap(trainer.strategy, "remove_checkpoint", session.remove_checkpoint)
         self._wrap(trainer.fit_loop, "run", session.run_fit_loop)  # seam: lightning 2.4-2.6
         self._wrap(trainer.fit_loop, "on_run_end", session.end_training)  # seam: lightning 2.4-2.6
         self._wrap(session.loops.validation, "run", session.validate)  # seam: lightning 2.4-2.6
@@ -310,22 +308,6 @@ def _config_writers(trainer: Any) -> list[Any]:
     if found and trainer.strategy.broadcast((Path(saving(trainer)[0].dirpath) / CONTROL).is_dir()):
         return found
     return []
-
-
-def _save(session: FitSession, native: Any, filepath: Any, weights_only: Any = None, *rest: Any) -> None:
-    path = Path(os.path.abspath(filepath))
-    if session.is_resumable(path, weights_only):
-        session.save(path, lambda place: native(str(place), weights_only, *rest))
-    else:
-        native(filepath, weights_only, *rest)
-        session.save_after(path, weights_only)
-
-
-def _remove(session: FitSession, trainer: Any, native: Any, filepath: Any) -> None:
-    if may_have_saved(trainer, str(filepath)):
-        session.remove(Path(os.path.abspath(filepath)), functools.partial(native, filepath))
-    else:
-        logger.warning("%s is not removed: no ModelCheckpoint of this training saves there.", filepath)
 
 
 class AfterSaves(pl.Callback):  # type: ignore[misc]  # known at run time

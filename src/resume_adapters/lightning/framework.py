@@ -92,12 +92,14 @@ class LightningFramework(Framework):
             topology={"accumulate_grad_batches": accumulation},
             invariants={**strategies.invariants(trainer, self._ranks), **of_engine},
         )
-        self.trackers = Trackers(self._tensorboard_writers, self._mlflow_run)
+        self.trackers = Trackers(
+            lambda: [each.experiment for each in self._loggers(pl.loggers.TensorBoardLogger)],
+            lambda: next((each.run_id for each in self._loggers(pl.loggers.MLFlowLogger)), None),
+        )
         self.foreign = files.ForeignCheckpoints() if self.engine is None else strategies.ForeignCheckpoints(self.engine)
         self.own_objects: dict[str, list[Any]] = {}
         self.validation_data = ValidationData(Loops(trainer))
         self.under_way: tuple[Path, Callable[[Path], object]] | None = None
-        self._callback_states: dict[str, Any] = {}
         self._loaded: dict[str, Any] = {}
 
     # ---- Live objects
@@ -126,13 +128,8 @@ class LightningFramework(Framework):
             if config.interval == "step":
                 schedules.remember(config.scheduler, Fraction(1, config.frequency))
 
-    def _tensorboard_writers(self) -> list[Any]:
-        loggers = self._trainer.loggers if self._trainer.is_global_zero else []
-        return [each.experiment for each in loggers if isinstance(each, pl.loggers.TensorBoardLogger)]
-
-    def _mlflow_run(self) -> str | None:
-        loggers = self._trainer.loggers if self._trainer.is_global_zero else []
-        return next((each.run_id for each in loggers if isinstance(each, pl.loggers.MLFlowLogger)), None)
+    def _loggers(self, kind: type[Any]) -> list[Any]:
+        return [each for each in self._trainer.loggers if self._trainer.is_global_zero and isinstance(each, kind)]
 
     # ---- Saving
 
@@ -394,21 +391,16 @@ class LightningFramework(Framework):
                 callbacks[each.state_key] = model_checkpoints.relocated(saved, str(saved["dirpath"]), str(each.dirpath))
 
     def verify_loaded(self, context: RestoreContext) -> None:
-        """Compare what every rank holds whole with what Lightning has read.
+        """Compare what every rank holds whole with what Lightning has read, and name the callbacks that differ.
 
         Raises:
             NotRestored: naming what differs.
         """
         loaded, self._loaded = self._loaded, {}
-        if context.verify:
-            strategies.verify(self._trainer, loaded, context.path)
-            self._callback_states = loaded.get("callbacks") or {}
-
-    def log_callbacks(self) -> None:
-        """Name the callbacks that have not taken back what they had saved."""
-        states, self._callback_states = self._callback_states, {}
-        found = ", ".join(not_taken_back(self._trainer, states))
-        if found:
+        if not context.verify:
+            return
+        strategies.verify(self._trainer, loaded, context.path)
+        if found := ", ".join(not_taken_back(self._trainer, loaded.get("callbacks") or {})):
             logger.warning(
                 "Not restored: the state of these callbacks is not what they were given to load: %s. What they do may "
                 "differ from the run that was killed. See their load_state_dict().",

@@ -232,7 +232,6 @@ class FitSession:
         self._unwanted.update(set(state.unwanted or ()) - self._wanted)
         if self._unwanted:  # which the launch before this one was to remove once this checkpoint was committed
             self.run.saver.prune_later(best=model_checkpoints.best(self._trainer))
-        self._framework.log_callbacks()
         self._session.restorer.restore_parts(self._framework.parts())
 
     def _redistribute(self, context: RestoreContext) -> tuple[logged_values.LoggedValues, dict[str, Any]]:
@@ -434,19 +433,21 @@ class FitSession:
 
     # ---- Saving
 
-    def is_resumable(self, path: Path, weights_only: bool | None) -> bool:
-        """Return whether a save is one that this run can resume from."""
-        return not weights_only and self._save_point is not None and files.is_same(path.parent, self.run.directory)
-
-    def save_after(self, path: Path, weights_only: bool | None) -> None:
-        """Save at the end of the step, where the script itself has saved the state into the run directory within it."""
-        self._is_due = self._is_due or (not weights_only and files.is_same(path.parent, self.run.directory))
+    def save_checkpoint(self, native: Any, filepath: Any, weights_only: bool | None = None, *rest: Any) -> None:
+        """Save a checkpoint that this run can resume from by the session, and any other as the trainer does."""
+        path = Path(os.path.abspath(filepath))
+        is_whole = not weights_only and files.is_same(path.parent, self.run.directory)
+        if is_whole and self._save_point is not None:
+            self._save(path, lambda place: native(str(place), weights_only, *rest))
+        else:
+            native(filepath, weights_only, *rest)
+            self._is_due = self._is_due or is_whole  # at the end of the step: the script has saved within it
 
     def is_newest(self, path: Path) -> bool:
         """Return whether a path is that of the last save, which may not have its name yet."""
         return path.name == self._newest.name and files.is_same(path.parent, self.run.directory)
 
-    def save(self, path: Path, native: Callable[[Path], object]) -> None:
+    def _save(self, path: Path, native: Callable[[Path], object]) -> None:
         """Save a checkpoint of the current step.
 
         Args:
@@ -526,11 +527,15 @@ class FitSession:
         numbers = {name: float(value) for name, value in self._trainer.callback_metrics.items()} if is_fresh else {}
         return CheckpointFacts(self._epoch(), finite_metrics(numbers), model_checkpoints.best(self._trainer))
 
-    def remove(self, path: Path, native: Callable[[], object]) -> None:
+    def remove_checkpoint(self, native: Callable[[Any], object], filepath: Any) -> None:
         """Remove a checkpoint that Lightning no longer wants, once a newer one is committed.
 
         What a restart would resume from stays, and so does the best.
         """
+        if not model_checkpoints.may_have_saved(self._trainer, str(filepath)):
+            logger.warning("%s is not removed: no ModelCheckpoint of this training saves there.", filepath)
+            return
+        path = Path(os.path.abspath(filepath))
         is_inside = files.is_same(path.parent, self.run.directory)
         if is_inside and self._trainer.strategy.broadcast(self.run.storage.is_link(path)):
             # Lightning would leave a dangling one, and it protects what it points to.
@@ -540,7 +545,7 @@ class FitSession:
         elif is_inside and state_of(self.run.storage, path) in (CheckpointState.COMMITTED, CheckpointState.PENDING):
             self._unwanted.add(path.name)
         else:
-            native()
+            native(filepath)
             return
         self.run.saver.prune_later(best=model_checkpoints.best(self._trainer))
 

@@ -6,7 +6,7 @@ All private names of the engine that we need are used in this file.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -178,14 +178,10 @@ class EngineState:
             Exception: the first error of this rank's writes.
         """
         ours = files.DataCheckpointEngine(self.engine._config, self._checked)  # seam: deepspeed 0.19
-
-        def copy_scripts(native: Callable[[str], None], path: str) -> None:
-            ours.attempt(lambda: native(path))
-
-        with (
-            replaced(self.engine, "checkpoint_engine", ours),
-            wrapped(self.engine, "_copy_recovery_script", copy_scripts),  # seam: deepspeed 0.19
-        ):
+        copies = wrapped(  # seam: deepspeed 0.19
+            self.engine, "_copy_recovery_script", lambda native, path: ours.attempt(lambda: native(path))
+        )
+        with replaced(self.engine, "checkpoint_engine", ours), copies:
             yield ours
         ours.require_written()
 
@@ -228,7 +224,8 @@ class EngineState:
     def _load_universal(self, context: RestoreContext, shards: Path) -> None:
         files.require_named(context.files)
         with universal.converted(context, shards) as place:
-            with self.loading(context), universal.loading(self.engine):
+            as_universal = replaced(self.engine._config, "load_universal_checkpoint", True)  # seam: deepspeed 0.19
+            with self.loading(context), as_universal:
                 self.engine.load_checkpoint(str(place.parent), tag=place.name)
                 universal.complete(self.engine, place)
             if context.verify:
