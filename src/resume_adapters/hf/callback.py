@@ -91,7 +91,9 @@ class ResumeCallback(OptionsCallback, TrainerCallback):
         """
         _move_output(trainer.args)
         named = resume if isinstance(resume, str | os.PathLike) else self.options.resume
-        with self._output_moved(trainer.args):
+        own = None if run_directory_override() is not None else self._run_dir
+        moved = contextlib.nullcontext() if own is None else replaced(trainer.args, "output_dir", os.fspath(own))
+        with moved:
             session = self.session = TrainerSession(trainer, self.options, named, ignore_keys)
             self._has_trained = True
             try:
@@ -99,12 +101,6 @@ class ResumeCallback(OptionsCallback, TrainerCallback):
             finally:
                 self.session = None
                 session.close()
-
-    def _output_moved(self, args: Any) -> contextlib.AbstractContextManager[None]:
-        """Set the trainer's output directory to the one that the user named, unless the environment names one."""
-        if self._run_dir is None or run_directory_override() is not None:
-            return contextlib.nullcontext()
-        return replaced(args, "output_dir", os.fspath(self._run_dir))
 
     # ---- Events
 

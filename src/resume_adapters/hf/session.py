@@ -208,8 +208,11 @@ class TrainerSession:
         as_given = Path(self.trainer.args.output_dir) / best.name
         live.best_model_checkpoint = str(as_given) if live.best_global_step and best.is_dir() else None
 
-    def load_rng(self, native: Callable[[], None]) -> None:
-        """Replace the trainer's own restore of the random state, which comes after the data were fetched."""
+    def load_rng(self, native: Callable[[], None] = lambda: None) -> None:
+        """Replace the trainer's own restore of the random state, which comes after the data were fetched.
+
+        At the end it is called without one, where no epoch was left to restore it in.
+        """
         if self._resumed is None:
             native()
         else:
@@ -264,7 +267,7 @@ class TrainerSession:
         self._require_restored()
         self.epoch += 1
         if self.phase is SessionPhase.BETWEEN_EPOCHS:
-            self.data.begin_epoch()
+            self.data.consumed = 0
         self.phase = SessionPhase.IN_EPOCH
 
     def window(self, batches: int) -> int:
@@ -403,12 +406,8 @@ class TrainerSession:
             return state
         between_epochs, stopping = self.phase is SessionPhase.BETWEEN_EPOCHS, trainer.control.should_training_stop
         due = DueEvaluation(trainer.control.should_save) if self.evaluation.is_due else None
-        loader = self.data.state(between_epochs=between_epochs, stopping=stopping)
         return TrainerRankState(
-            position=loader.position,
-            consumed=loader.consumed,
-            global_batch=loader.global_batch,
-            samples=loader.samples,
+            **vars(self.data.state(between_epochs=between_epochs, stopping=stopping)),
             epoch=self.epoch,
             first_slice=None if between_epochs else self.data.first_slice(),
             between_epochs=between_epochs,
@@ -456,7 +455,7 @@ class TrainerSession:
 
     def save_last(self, save: Callable[[], None]) -> None:
         """Save the last step where it is not saved."""
-        self._restore_rng_at_end()
+        self.load_rng()
         self.session.begin_ending()
         if self.run.last_commit != self.trainer.state.global_step:
             save()
@@ -475,11 +474,6 @@ class TrainerSession:
         )
         return output
 
-    def _restore_rng_at_end(self) -> None:
-        """Restore the random state where no epoch was left to do it in."""
-        if self._resumed is not None:
-            self.data.restore_rng()
-
     def _why_finished(self) -> str:
         args, live = self.trainer.args, self.trainer.state
         if live.global_step < live.max_steps:
@@ -490,7 +484,7 @@ class TrainerSession:
         """Return what the finished run returned; its weights are loaded, and nothing is trained."""
         former, trainer = self.run.previous, self.trainer
         assert former is not None, "an earlier launch has finished the run"
-        self._restore_rng_at_end()
+        self.load_rng()
         self.session.log_finished(former.step, self._why_finished())
         if trainer.args.load_best_model_at_end and trainer.state.best_model_checkpoint is not None:
             trainer._load_best_model()  # seam: transformers 4.57 to 5.23, as _finalize_training does
