@@ -96,7 +96,7 @@ class LightningFramework(Framework):
             lambda: [each.experiment for each in self._loggers(pl.loggers.TensorBoardLogger)],
             lambda: next((each.run_id for each in self._loggers(pl.loggers.MLFlowLogger)), None),
         )
-        self.foreign = files.ForeignCheckpoints() if self.engine is None else strategies.ForeignCheckpoints(self.engine)
+        self.foreign = files.ForeignCheckpoints() if self.engine is None else self.engine.foreign(strategies.TAG)
         self.own_objects: dict[str, list[Any]] = {}
         self.validation_data = ValidationData(Loops(trainer))
         self.under_way: tuple[Path, Callable[[Path], object]] | None = None

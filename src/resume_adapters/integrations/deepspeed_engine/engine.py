@@ -110,6 +110,10 @@ class EngineState:
         if self._attempt is not None:
             self._replaced.enter_context(recovery.watching_updates(engine, self._attempt.updates))
 
+    def foreign(self, within: str) -> files.ForeignCheckpoints:
+        """Return what recognises the checkpoints of a bare framework, with DeepSpeed's files in a directory of them."""
+        return files.ForeignCheckpoints(self.engine.dp_world_size, self.stage, within=within)
+
     def close(self) -> None:
         """Undo what was wrapped in the engine."""
         self._replaced.close()
