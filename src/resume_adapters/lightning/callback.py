@@ -225,16 +225,16 @@ class ResumingTrainer:
         finally:
             self._is_tuning = False
 
-    def _start(self, native: Any, path: Any = None, *args: Any, **kwargs: Any) -> None:
+    def _start(self, native: Any, checkpoint_path: Any = None, *args: Any, **kwargs: Any) -> None:
         """Open a session in place of Lightning's first load of a fit, which gets what is resumed from.
 
         A callback may load again in the middle of the training, as one that returns to the best checkpoint does.
         """
         if self.session is not None:
             self.session.run.saver.flush()  # it may be in the background still
-            native(path, *args, **kwargs)
+            native(checkpoint_path, *args, **kwargs)
             return
-        trainer, callback = self._trainer, self._callback
+        trainer, callback, path = self._trainer, self._callback, checkpoint_path
         if path is not None and Path(os.path.realpath(path)).parent in callback._former:
             path = None  # what Lightning took for the newest, in a directory that is not this run's
         session = self.session = FitSession(trainer, callback.options, path, callback._training, callback._fits + 1)
