@@ -28,7 +28,7 @@ RECORDS = ROOT / ".nox" / "versions"
 TRANSFORMERS = ["4.57.6", "5.0.0", "5.3.0", "5.23.0"]
 LIGHTNING = ["2.4.0", "2.5.6", "2.6.6"]
 ACCELERATE = ["1.6.0", "1.10.1", "1.15.0"]
-DEEPSPEED = ["0.19.7", "0.19.8"]
+DEEPSPEED = ["0.19.8"]
 """The versions of the frameworks: the oldest that pyproject.toml allows, others, and the newest."""
 
 PYTHONS = ["3.10", "3.14"]

@@ -33,11 +33,11 @@ BUDGETS = {
     "deepspeed": 190,
     "entry": 40,
     "fabric": 150,
-    "hf": 1910,
+    "hf": 1870,
     "integrations": 40,
-    "integrations/deepspeed_engine": 610,
+    "integrations/deepspeed_engine": 590,
     "integrations/trackers": 90,
-    "lightning": 2350,
+    "lightning": 2230,
 }
 """Lines of code, rounded up to the next ten: whoever deletes lowers it, and whoever needs more deletes first."""
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from resume_adapters.integrations.deepspeed_engine.supported import is_before
 
 import contract
 from contract import reference  # noqa: F401  # fixtures
@@ -34,19 +32,3 @@ def bench() -> Iterator[contract.Bench]:
     server = Server("torch", "numpy", *DEEPSPEED, "deepspeed_operators")
     yield contract.Bench(server, HERE / "job.py", options="options")
     server.close()
-
-
-@pytest.fixture
-def served() -> Callable[..., None]:
-    """Return what skips a test whose launches, each a number of ranks and a configuration, this version does not serve.
-
-    What is refused, test_seams.py requires to be; checkpointed activations are the bare framework's.
-    """
-
-    def skip_others(*launches: tuple[int, contract.Config]) -> None:
-        if is_before("0.19.8") and any(ranks > 1 and config.get("stage") == 3 for ranks, config in launches):
-            pytest.skip("a DeepSpeed before 0.19.8 does not wait for ZeRO 3's gathers under gloo")
-        if is_before("0.19.8") and any(config.get("recompute") for _, config in launches):
-            pytest.skip("a DeepSpeed before 0.19.8 cannot checkpoint activations on a CPU")
-
-    return skip_others

@@ -68,24 +68,20 @@ def on_one(case: str) -> dict[str, Any]:
         "DeepSpeedCPUAdam, stage 2, offload",
     ),
 )
-def test_killed_twice_equals_never(
-    case: str, bench: contract.Bench, reference: Any, served: Any, tmp_path: Any
-) -> None:
+def test_killed_twice_equals_never(case: str, bench: contract.Bench, reference: Any, tmp_path: Any) -> None:
     config = on_one(case)
     if "device" in config:
         require_test_device()
-    served((1, config))
     contract.interrupted_equals_uninterrupted(bench, tmp_path, config, reference(config), [WINDOW, LATE])
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("case", SEVERAL)
-def test_on_several_ranks(case: str, bench: contract.Bench, reference: Any, served: Any, tmp_path: Any) -> None:
+def test_on_several_ranks(case: str, bench: contract.Bench, reference: Any, tmp_path: Any) -> None:
     """The last rank is killed; the first kill is in a window, the second between two steps."""
     ranks, config = SEVERAL[case]
     if "device" in config:
         require_test_device()
-    served((ranks, config))
     expected = reference({**config, "nodes": False}, ranks)
     kills = [{**WINDOW, "rank": ranks - 1}, {**LATE, "step": 13, "rank": ranks - 1}]
     contract.interrupted_equals_uninterrupted(bench, tmp_path, config, expected, kills, ranks=ranks)

@@ -21,10 +21,7 @@ CONFIG = {"stage": 3, "rank_seeds": True, "augment": True}
 
 
 @pytest.mark.thorough
-def test_torchrun_and_then_the_deepspeed_launcher(
-    bench: contract.Bench, reference: Any, served: Any, tmp_path: Path
-) -> None:
-    served((2, CONFIG))
+def test_torchrun_and_then_the_deepspeed_launcher(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     expected = reference(CONFIG, 2)
     command = [str(bench.script), "config.json"]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]

@@ -42,10 +42,9 @@ TWO: dict[str, Any] = {"stage": 2, "rank_seeds": True, "augment": True}
     ids=["one rank", "two ranks"],
 )
 def test_an_uninterrupted_run_is_the_bare_one(
-    ranks: int, config: dict[str, Any], bench: contract.Bench, reference: Any, served: Any
+    ranks: int, config: dict[str, Any], bench: contract.Bench, reference: Any
 ) -> None:
     """Law 0: same losses, same weights, same native files."""
-    served((ranks, config))
     directories = contract.uninterrupted_equals_bare(bench, reference, config, ranks=ranks)
     latest = [(each / "latest").read_text().strip() for each in directories]
     assert latest[0] == latest[1]
@@ -312,10 +311,9 @@ def test_a_run_trains_on_after_a_save_that_failed(
 
 
 @pytest.mark.parametrize("stage", [pytest.param(2, marks=pytest.mark.thorough), 3])
-def test_export_puts_the_pieces_together(stage: int, bench: contract.Bench, served: Any, tmp_path: Path) -> None:
+def test_export_puts_the_pieces_together(stage: int, bench: contract.Bench, tmp_path: Path) -> None:
     """In single precision, as DeepSpeed does it; these are the weights that the run ended with."""
     config = {**TWO, "stage": stage, "max_steps": 3}
-    served((2, config))
     bench.run(tmp_path, config, ranks=2).require_success()
     command = [sys.executable, "-m", "resume_adapters.cli", "export", "out", "-o", "whole.safetensors", "--json"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
@@ -368,11 +366,8 @@ def staged(zero: int = 2) -> dict[str, Any]:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("ranks", "zero"), [(1, 1), (2, 2), (2, 3)])
-def test_the_files_are_those_of_the_bare_engine(
-    ranks: int, zero: int, bench: contract.Bench, reference: Any, served: Any
-) -> None:
+def test_the_files_are_those_of_the_bare_engine(ranks: int, zero: int, bench: contract.Bench, reference: Any) -> None:
     config = staged(zero)
-    served((ranks, config))
     contract.staged_equals_bare(bench, reference, config, ranks=ranks)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +48,7 @@ CASES_HERE = {
         for ranks in (2, 3)
     ],
 )
-def test_a_failure_on_any_rank_changes_nothing(
-    bench: contract.Bench, tmp_path: Path, ranks: int, name: str, served: Callable[..., None]
-) -> None:
-    served((ranks, VARIATIONS[name]))
+def test_a_failure_on_any_rank_changes_nothing(bench: contract.Bench, tmp_path: Path, ranks: int, name: str) -> None:
     for found in results(bench.server, JOB, tmp_path, ranks, CASES_HERE, settings=settings(name)):
         levels = require_undisturbed(found)
         assert levels["in turn"].count("memory") >= 3
@@ -83,10 +79,9 @@ def test_a_failure_after_a_step_that_overflowed_changes_nothing(bench: contract.
 @pytest.mark.thorough
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_a_failure_on_one_rank_while_it_builds_its_model_changes_nothing(
-    bench: contract.Bench, tmp_path: Path, ranks: int, served: Callable[..., None]
+    bench: contract.Bench, tmp_path: Path, ranks: int
 ) -> None:
     """The others have numbered more parameters by then, and ZeRO 3 compares the numbers."""
-    served((ranks, VARIATIONS["zero 3"]))
     cases = {"whole": [], "building": [["build", 1, 0], ["forward", 0, 7]]}
     for found in results(bench.server, JOB, tmp_path, ranks, cases, settings=settings("zero 3")):
         assert require_undisturbed(found)["building"] == [None, "disk", "memory"]
@@ -94,10 +89,7 @@ def test_a_failure_on_one_rank_while_it_builds_its_model_changes_nothing(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["replicated", "zero 3"])
-def test_a_rank_that_hangs_changes_nothing(
-    bench: contract.Bench, tmp_path: Path, name: str, served: Callable[..., None]
-) -> None:
-    served((2, VARIATIONS[name]))
+def test_a_rank_that_hangs_changes_nothing(bench: contract.Bench, tmp_path: Path, name: str) -> None:
     given = {"JOB": json.dumps({**VARIATIONS[name], "block": {"grace": 0.5, "hang_after": 5.0}})}
     cases = {"whole": [], "hung": [["forward", 1, 7, "hang"], ["second batch", 0, 11, "hang"]]}
     for found in results(bench.server, JOB, tmp_path, 2, cases, settings=given):

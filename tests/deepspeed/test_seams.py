@@ -37,21 +37,6 @@ def test_an_older_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     contract.older_framework_is_refused(supported, deepspeed, monkeypatch)
 
 
-def test_what_an_older_version_cannot_do_exactly_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = "gloo"
-    monkeypatch.setattr(torch.distributed, "get_backend", lambda: backend)
-    monkeypatch.setattr(deepspeed, "__version__", "0.19.7")
-    with pytest.raises(UnsupportedSetting, match=r"deepspeed 0\.19\.7 does not wait .* use 0\.19\.8 or newer"):
-        supported.require_ordered_gathers(3, 2)
-    for stage, ranks in ((2, 2), (3, 1)):
-        supported.require_ordered_gathers(stage, ranks)
-    backend = "nccl"
-    supported.require_ordered_gathers(3, 2)
-    monkeypatch.setattr(deepspeed, "__version__", "0.19.8")
-    backend = "gloo"
-    supported.require_ordered_gathers(3, 2)
-
-
 @pytest.mark.parametrize("keyword", ["collate", "plain"])
 def test_the_loader_of_training_data_makes_the_loader_that_is_kept(keyword: str) -> None:
     """The same arguments give the same batches, so that one loader can stand for those of all passes."""

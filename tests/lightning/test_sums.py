@@ -11,14 +11,14 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import _Result
 from torchmetrics import CatMetric, MaxMetric, SumMetric
 
 from resume_adapters.errors import CheckpointDamaged, StateMismatch
-from resume_adapters.lightning import epoch_sums, strategies
+from resume_adapters.lightning import logged_values, strategies
 
 
 def logged(**options: Any) -> list[dict[str, Any]]:
     """Return what is saved of one logged value."""
     results = _ResultCollection(training=True)
     results.log("training_step", "loss", torch.tensor(2.0), on_step=False, on_epoch=True, batch_size=4, **options)
-    return epoch_sums.logged(results)
+    return logged_values.logged(results)
 
 
 @pytest.mark.parametrize("reduce", ["min", "max", "mean", "sum", min, max, sum, torch.mean])
@@ -26,8 +26,8 @@ def test_each_reduction_comes_back(reduce: Any) -> None:
     trainer = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, barebones=True)
     again = _ResultCollection(training=True)
     saved = logged(reduce_fx=reduce)
-    epoch_sums.restore_logged(again, saved, trainer)
-    assert epoch_sums.logged(again) == saved
+    logged_values.restore_logged(again, saved, trainer)
+    assert logged_values.logged(again) == saved
     assert again["training_step.loss"].meta.reduce_fx is (getattr(torch, reduce) if isinstance(reduce, str) else reduce)
 
 
@@ -35,13 +35,13 @@ def test_each_reduction_comes_back(reduce: Any) -> None:
 def test_no_other_function_is_looked_up(reduce: list[Any]) -> None:
     """A name that someone wrote into a checkpoint must not become a function that is called with its data."""
     with pytest.raises(CheckpointDamaged, match=f"loss' of the checkpoint is reduced by '{reduce[0]}'"):
-        epoch_sums.restore_logged({}, [{**logged()[0], "reduce": reduce}], None)
+        logged_values.restore_logged({}, [{**logged()[0], "reduce": reduce}], None)
 
 
 def test_no_other_attribute_is_set() -> None:
     saved = logged()[0]
     with pytest.raises(CheckpointDamaged, match="'compute'"):
-        epoch_sums.restore_logged({}, [{**saved, "summed": {**saved["summed"], "compute": torch.tensor(0)}}], None)
+        logged_values.restore_logged({}, [{**saved, "summed": {**saved["summed"], "compute": torch.tensor(0)}}], None)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
@@ -53,8 +53,8 @@ def test_the_shares_of_other_ranks_say_together_what_was_said(reduce: str, ranks
         results = _ResultCollection(training=True)
         options = {"on_step": False, "on_epoch": True, "reduce_fx": reduce, "batch_size": size}
         results.log("training_step", "loss", torch.tensor(value), **options)
-        saved.append(epoch_sums.logged(results))
-    shares = [epoch_sums.share_of_logged(saved, rank, ranks)[0]["summed"] for rank in range(ranks)]
+        saved.append(logged_values.logged(results))
+    shares = [logged_values.share_of_logged(saved, rank, ranks)[0]["summed"] for rank in range(ranks)]
     values = [float(each["value"]) for each in shares]
     if reduce == "mean":
         counts = [int(each["cumulated_batch_size"]) for each in shares]
@@ -71,14 +71,14 @@ def test_a_metric_is_divided_or_refused() -> None:
         module = torch.nn.ModuleDict({"sum": SumMetric(), "most": MaxMetric()})
         for metric in module.values():
             metric.update(value)
-        saved.append(epoch_sums.metrics(module, {}))
+        saved.append(logged_values.metrics(module, {}))
     for rank, (total, most) in enumerate([(6.0, 5.0), (0.0, 5.0), (0.0, 5.0)]):
-        share = epoch_sums.share_of_metrics(module, saved, rank)
+        share = logged_values.share_of_metrics(module, saved, rank)
         assert share["sum"]["state"]["sum_value"] == total and share["most"]["state"]["max_value"] == most
     kept = torch.nn.ModuleDict({"all": CatMetric()})
     kept["all"].update(1.0)
     with pytest.raises(StateMismatch, match="the metric all keeps 'value', which cannot be divided"):
-        epoch_sums.share_of_metrics(kept, [epoch_sums.metrics(kept, {})] * 2, 0)
+        logged_values.share_of_metrics(kept, [logged_values.metrics(kept, {})] * 2, 0)
 
 
 def test_gradients_of_an_unfinished_accumulation_are_averaged() -> None:
@@ -91,7 +91,7 @@ def test_what_was_taken_of_a_metric_does_not_change_with_it() -> None:
     module = torch.nn.ModuleDict({"sum": SumMetric(), "cat": CatMetric()})
     for metric in module.values():
         metric.update(torch.tensor(2.0))
-    taken = epoch_sums.metrics(module, epoch_sums.attributes(module))
+    taken = logged_values.metrics(module, logged_values.attributes(module))
     for metric in module.values():
         metric.update(torch.tensor(3.0))
     assert taken["sum"] == {"state": {"sum_value": torch.tensor(2.0)}, "updates": 1, "attributes": {}}
@@ -100,6 +100,6 @@ def test_what_was_taken_of_a_metric_does_not_change_with_it() -> None:
 
 def test_a_metric_that_is_gone_is_named(caplog: pytest.LogCaptureFixture) -> None:
     """A ``MetricTracker`` has more objects each time that it is incremented, and none in a new process."""
-    saved = epoch_sums.metrics(torch.nn.ModuleDict({"a": SumMetric(), "b": SumMetric()}), {})
-    epoch_sums.restore_metrics(torch.nn.ModuleDict({"b": SumMetric()}), saved)
+    saved = logged_values.metrics(torch.nn.ModuleDict({"a": SumMetric(), "b": SumMetric()}), {})
+    logged_values.restore_metrics(torch.nn.ModuleDict({"b": SumMetric()}), saved)
     assert caplog.messages == ["Not restored: the metrics a (this launch has none there)."]

@@ -35,7 +35,7 @@ except ImportError as error:
     from resume_adapters.errors import MissingFramework
 
     raise MissingFramework(
-        "resume_adapters.deepspeed needs deepspeed: pip install 'deepspeed>=0.19.7,<0.20'"
+        "resume_adapters.deepspeed needs deepspeed: pip install 'deepspeed>=0.19.8,<0.20'"
     ) from error
 
 from resume_adapters.core.checkpoint.retention import Policy

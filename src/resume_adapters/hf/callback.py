@@ -14,7 +14,6 @@ from transformers import TrainerCallback
 from resume_adapters.core.checkpoint.retention import Policy
 from resume_adapters.core.choices import OnBatchChange, OnSaveError, Stage
 from resume_adapters.core.patching import replaced
-from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.saving.cadence import SaveEvery
 from resume_adapters.core.session.options import (
     OptionsCallback,
@@ -92,7 +91,9 @@ class ResumeCallback(OptionsCallback, TrainerCallback):
         """
         _move_output(trainer.args)
         named = resume if isinstance(resume, str | os.PathLike) else self.options.resume
-        with self._output_moved(trainer.args):
+        own = None if run_directory_override() is not None else self._run_dir
+        moved = contextlib.nullcontext() if own is None else replaced(trainer.args, "output_dir", os.fspath(own))
+        with moved:
             session = self.session = TrainerSession(trainer, self.options, named, ignore_keys)
             self._has_trained = True
             try:
@@ -100,17 +101,6 @@ class ResumeCallback(OptionsCallback, TrainerCallback):
             finally:
                 self.session = None
                 session.close()
-
-    def _output_moved(self, args: Any) -> contextlib.AbstractContextManager[None]:
-        """Set the trainer's output directory to the one that the user named, unless the environment names one."""
-        if self._run_dir is None or run_directory_override() is not None:
-            return contextlib.nullcontext()
-        return replaced(args, "output_dir", os.fspath(self._run_dir))
-
-    @property
-    def active_run(self) -> ResumableRun | None:
-        """The run that is under way; ``None`` between two training calls."""
-        return None if self.session is None else self.session.run
 
     # ---- Events
 

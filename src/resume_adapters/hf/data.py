@@ -61,10 +61,6 @@ class TrainingData:
 
     # ---- Counting
 
-    def begin_epoch(self) -> None:
-        """Begin to count the micro-batches of an epoch."""
-        self.consumed = 0
-
     def left_of(self, batches: int) -> int:
         """Return how many of some micro-batches the epoch still has, by its length: a loader may yield more."""
         if self._length is None or self._session.loaders.topology_changes:
@@ -118,8 +114,7 @@ class TrainingData:
             ended: no step is left: the pass counts as ended.
         """
         assert self.loader is not None and state.position is not None, "the trainer has its loader, and saved it"
-        position = replace(state.position, ended=True) if ended else state.position
-        saved = LoaderState(position, state.consumed, state.global_batch, state.samples)
+        saved = replace(state, position=replace(state.position, ended=True)) if ended else state
         shape = LoaderShape(self.global_batch, state.epoch, self._length, self._fetches)
         return self._session.loaders.restore(context, self.loader, saved, shape, lambda other: other)
 

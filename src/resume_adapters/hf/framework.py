@@ -46,6 +46,8 @@ _DO_NOT_READ = ("transformers", "trl", "sentence_transformers")
 
 _LOADS = ("_load_from_checkpoint", "_load_optimizer_and_scheduler")  # seam: transformers 4.57 to 5.23
 
+_PUSH = "_push_from_checkpoint"  # seam: transformers 4.57 to 5.23
+
 _OF_STATE = (
     *("global_step", "epoch", "total_flos", "num_input_tokens_seen"),
     *("best_metric", "best_global_step", "best_model_checkpoint"),
@@ -110,17 +112,12 @@ class TrainerFramework(Framework):
             native: the trainer's own save, with its arguments.
             pushes: it may push the checkpoint to the hub.
         """
-        self._native = native
         pushed: list[Path] = []
-        try:
-            with wrapped(
-                self.trainer,
-                "_push_from_checkpoint",  # seam: transformers 4.57 to 5.23
-                lambda push, checkpoint: pushed.append(Path(checkpoint)),
-            ):
-                yield
-        finally:
-            self._native = None
+        with (
+            replaced(self, "_native", native),
+            wrapped(self.trainer, _PUSH, lambda push, checkpoint: pushed.append(Path(checkpoint))),
+        ):
+            yield
         for each in pushed if pushes else ():
             self.trainer._push_from_checkpoint(self._under_its_name(each))  # seam: transformers 4.57 to 5.23
 
@@ -145,12 +142,9 @@ class TrainerFramework(Framework):
                 files.restore_attributes(callback, attributes)
             vars(state).update(of_state)
             del state.log_history[logs:]
-            with contextlib.ExitStack() as stack:
-                push, native = "_push_from_checkpoint", trainer._save_checkpoint  # seam: transformers 4.57 to 5.23
-                # It is in memory, and nobody else's.
-                stack.enter_context(wrapped(trainer, push, lambda push, checkpoint: None))
-                self._native = functools.partial(native, trainer.model_wrapped, None)
-                stack.callback(setattr, self, "_native", None)
+            native = functools.partial(trainer._save_checkpoint, trainer.model_wrapped, None)  # seam: as _PUSH
+            # It is in memory, and nobody else's.
+            with wrapped(trainer, _PUSH, lambda push, checkpoint: None), replaced(self, "_native", native):
                 yield
 
         return saving
@@ -159,14 +153,13 @@ class TrainerFramework(Framework):
         """Write the checkpoint by the trainer's own save."""
         assert self._native is not None, "a save is under way"
         trainer = self.trainer
-        with contextlib.ExitStack() as stack:
-            if self.engine is not None:
-                stack.enter_context(self.engine.saving())
-            parent = str(directory.parent)
-            method = "_get_output_dir"  # seam: transformers 4.57 to 5.23
-            stack.enter_context(replaced(trainer, method, lambda trial=None: parent))
-            stack.enter_context(wrapped(trainer.state, "save_to_json", self._save_state))
-            stack.enter_context(accelerate_state.asking_once_for_deepspeed())
+        with (
+            contextlib.nullcontext() if self.engine is None else self.engine.saving(),
+            # seam: transformers 4.57 to 5.23
+            replaced(trainer, "_get_output_dir", lambda trial=None: str(directory.parent)),
+            wrapped(trainer.state, "save_to_json", self._save_state),
+            accelerate_state.asking_once_for_deepspeed(),
+        ):
             self._native()
         self._name_best(directory)
         self._saved = directory if self._is_whole else None

@@ -46,9 +46,11 @@ class TrainerSeams:
     def _load_from_checkpoint(  # seam: transformers 4.57 to 5.23
         self, native: Callable[..., None], checkpoint: str, *args: Any, **kwargs: Any
     ) -> None:
-        self.session.load_from_checkpoint(
-            checkpoint, lambda: native(checkpoint, *args), has_own_loader=is_replaced("_load_from_checkpoint", native)
-        )
+        session, own = self.session, is_replaced("_load_from_checkpoint", native)
+        if session.context is None or checkpoint != str(session.context.path):
+            native(checkpoint, *args)  # a subclass loads the best model so
+        else:
+            session.framework.load_model(session.context, lambda: native(checkpoint, *args), has_own_loader=own)
 
     def _load_optimizer_and_scheduler(  # seam: transformers 4.57 to 5.23
         self, native: Callable[..., None], checkpoint: str | None
@@ -85,10 +87,8 @@ class TrainerSeams:
     def _maybe_log_save_evaluate(  # seam: transformers 4.57 to 5.23
         self, native: Callable[..., None], *args: Any, **kwargs: Any
     ) -> None:
-        session = self.session
-        session.evaluation.run_interruptible(native, *args, **kwargs)
-        if session.has_to_act:
-            session.act(self.save_now, self.write_now)
+        self.session.evaluation.run_interruptible(native, *args, **kwargs)
+        self.session.act(self.save_now, self.write_now)
 
     def _evaluate(  # seam: transformers 4.57 to 5.23
         self, native: Callable[..., dict[str, float]], *args: Any, **kwargs: Any

@@ -17,6 +17,7 @@ from resume_adapters.core.checkpoint.manifest import PartEntry, finite_metrics
 from resume_adapters.core.checkpoint.retention import KeepLast
 from resume_adapters.core.dataloader.progress import length_of
 from resume_adapters.core.observed.variables import ScriptVariables
+from resume_adapters.core.patching import replaced
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.finished import Extent
@@ -142,19 +143,6 @@ class TrainerSession:
             self.evaluation.data.restore(self._resumed.evaluation_data or {})
         return str(context.path)
 
-    def load_from_checkpoint(self, checkpoint: str, native: Callable[[], None], *, has_own_loader: bool) -> None:
-        """Load weights as the trainer was about to; those that are resumed from, verified.
-
-        Args:
-            checkpoint: which checkpoint the trainer loads.
-            native: the trainer's own way to load it.
-            has_own_loader: a subclass of the Trainer has replaced that way.
-        """
-        if self.context is None or checkpoint != str(self.context.path):
-            native()  # a subclass loads the best model so
-        else:
-            self.framework.load_model(self.context, native, has_own_loader=has_own_loader)
-
     def attach_engine(self, deepspeed: Any) -> None:
         """Attach to the engine through which DeepSpeed trains; see :meth:`TrainerFramework.attach_engine`."""
         self.framework.attach_engine(deepspeed, self.run.directory, self.context, self.session.begin_settings)
@@ -220,8 +208,11 @@ class TrainerSession:
         as_given = Path(self.trainer.args.output_dir) / best.name
         live.best_model_checkpoint = str(as_given) if live.best_global_step and best.is_dir() else None
 
-    def load_rng(self, native: Callable[[], None]) -> None:
-        """Replace the trainer's own restore of the random state, which comes after the data were fetched."""
+    def load_rng(self, native: Callable[[], None] = lambda: None) -> None:
+        """Replace the trainer's own restore of the random state, which comes after the data were fetched.
+
+        At the end it is called without one, where no epoch was left to restore it in.
+        """
         if self._resumed is None:
             native()
         else:
@@ -276,7 +267,7 @@ class TrainerSession:
         self._require_restored()
         self.epoch += 1
         if self.phase is SessionPhase.BETWEEN_EPOCHS:
-            self.data.begin_epoch()
+            self.data.consumed = 0
         self.phase = SessionPhase.IN_EPOCH
 
     def window(self, batches: int) -> int:
@@ -295,9 +286,7 @@ class TrainerSession:
         self.data.consumed += 1
         engine = self.framework.engine
         if engine is not None:
-            engine.has_stepped()
-            if self.session.trace is not None:
-                self.session.trace.set_grad_norm(engine.engine.get_global_grad_norm())
+            engine.has_stepped(self.session.trace)
         live = self.trainer.state
         decision = self.session.end_step(live.global_step, live.epoch, live.max_steps)
         self._save_due, self._is_due_in_memory = decision.save, decision.save_to_memory
@@ -310,12 +299,6 @@ class TrainerSession:
         if self._replaces_cadence:
             control.should_save = self._save_due
 
-    @property
-    def has_to_act(self) -> bool:
-        """Whether :meth:`act` has something to do after this step or epoch."""
-        session = self.session
-        return self._save_due or self._is_due_in_memory or session.stopping or session.held is not None
-
     def act(self, save: Callable[[], None], write: Callable[[], None]) -> None:
         """Save and leave where that is agreed on, when the trainer has done what was due after a step or an epoch.
 
@@ -324,14 +307,12 @@ class TrainerSession:
             write: lets the trainer write one that is in memory alone; no callback hears of it.
         """
         live = self.trainer.state
-        if (self._save_due or self.session.stopping) and self.run.last_commit != live.global_step:
+        is_saved = self.run.last_commit == live.global_step
+        if (self._save_due or self.session.stopping) and not is_saved:
             save()
-        elif self._is_due_in_memory and self.run.last_commit != live.global_step:
-            self._saves_to_memory = True
-            try:
+        elif self._is_due_in_memory and not is_saved:
+            with replaced(self, "_saves_to_memory", True):
                 write()
-            finally:
-                self._saves_to_memory = False
         self._save_due = self._is_due_in_memory = False
         if self.session.stopping:
             self.run.leave(live.global_step, live.epoch)
@@ -425,12 +406,8 @@ class TrainerSession:
             return state
         between_epochs, stopping = self.phase is SessionPhase.BETWEEN_EPOCHS, trainer.control.should_training_stop
         due = DueEvaluation(trainer.control.should_save) if self.evaluation.is_due else None
-        loader = self.data.state(between_epochs=between_epochs, stopping=stopping)
         return TrainerRankState(
-            position=loader.position,
-            consumed=loader.consumed,
-            global_batch=loader.global_batch,
-            samples=loader.samples,
+            **vars(self.data.state(between_epochs=between_epochs, stopping=stopping)),
             epoch=self.epoch,
             first_slice=None if between_epochs else self.data.first_slice(),
             between_epochs=between_epochs,
@@ -478,7 +455,7 @@ class TrainerSession:
 
     def save_last(self, save: Callable[[], None]) -> None:
         """Save the last step where it is not saved."""
-        self._restore_rng_at_end()
+        self.load_rng()
         self.session.begin_ending()
         if self.run.last_commit != self.trainer.state.global_step:
             save()
@@ -497,11 +474,6 @@ class TrainerSession:
         )
         return output
 
-    def _restore_rng_at_end(self) -> None:
-        """Restore the random state where no epoch was left to do it in."""
-        if self._resumed is not None:
-            self.data.restore_rng()
-
     def _why_finished(self) -> str:
         args, live = self.trainer.args, self.trainer.state
         if live.global_step < live.max_steps:
@@ -512,7 +484,7 @@ class TrainerSession:
         """Return what the finished run returned; its weights are loaded, and nothing is trained."""
         former, trainer = self.run.previous, self.trainer
         assert former is not None, "an earlier launch has finished the run"
-        self._restore_rng_at_end()
+        self.load_rng()
         self.session.log_finished(former.step, self._why_finished())
         if trainer.args.load_best_model_at_end and trainer.state.best_model_checkpoint is not None:
             trainer._load_best_model()  # seam: transformers 4.57 to 5.23, as _finalize_training does

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import os
 import re
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +15,14 @@ from resume_adapters.core.checkpoint.layout import CONTROL
 from resume_adapters.core.dataloader.tracked import track
 from resume_adapters.core.log import logger
 from resume_adapters.core.patching import replaced, wrapped
-from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.session.numbered import Training
-from resume_adapters.core.session.options import OptionsCallback, ResumeOptions
+from resume_adapters.core.session.options import OptionsCallback
 from resume_adapters.lightning import tuning
 from resume_adapters.lightning.compat import pl
 from resume_adapters.lightning.files import ResumeCheckpointIO
 from resume_adapters.lightning.loops import Loops, SavePoint
 from resume_adapters.lightning.model_checkpoints import (
     assign_directories,
-    may_have_saved,
     move_directories,
     named_by_rank_zero,
     saving,
@@ -56,9 +53,9 @@ class ResumeCallback(OptionsCallback, pl.Callback):  # type: ignore[misc]  # kno
     needless_warnings = (re.escape('.fit(ckpt_path="last") is set, but there is no last checkpoint available'),)
 
     _resuming: ResumingTrainer | None = None
-    _former: frozenset[Path] = frozenset()
-    _training: Training | None = None
-    _fits = 0
+    _former: frozenset[Path] = frozenset()  # directories of the ModelCheckpoints, where the environment has moved them
+    _training: Training | None = None  # what was given, where its directory has the number of a version
+    _fits = 0  # of this trainer; those that failed do not count
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what it was given, and nothing of a ``fit`` that is under way.
@@ -77,11 +74,6 @@ class ResumeCallback(OptionsCallback, pl.Callback):  # type: ignore[misc]  # kno
         """The ``fit`` under way; ``None`` before it has loaded a checkpoint, and after it."""
         return None if self._resuming is None else self._resuming.session
 
-    @property
-    def active_run(self) -> ResumableRun | None:
-        """The run under way; ``None`` between two calls of ``fit()``."""
-        return None if (session := self.session) is None else session.run
-
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Wrap the few methods through which a fit loads, saves and removes checkpoints."""
         first = next(each for each in trainer.callbacks if isinstance(each, ResumeCallback))
@@ -94,7 +86,7 @@ class ResumeCallback(OptionsCallback, pl.Callback):  # type: ignore[misc]  # kno
         self._training = assign_directories(trainer, str(self.options.resume)) or self._training
         if is_only_tuning(trainer):
             return
-        self._resuming = ResumingTrainer(trainer, self, self.options, self._former, self._training, self._fits + 1)
+        self._resuming = ResumingTrainer(trainer, self)
         self._resuming.begin(pl_module)
 
     # ---- Events
@@ -155,34 +147,14 @@ class ResumeCallback(OptionsCallback, pl.Callback):  # type: ignore[misc]  # kno
 class ResumingTrainer:
     """Owns all that is wrapped, appended and taken in one ``fit()``; :meth:`end` undoes it.
 
-    Args:
-        trainer: the trainer.
-        callback: the callback.
-        options: the options of the run.
-        former: the directories of the ModelCheckpoints where the environment has named another one.
-        training: what it was given, where its directory has the number of a version.
-        fit: which ``fit()`` of the trainer it is, from 1; those that failed do not count.
-
     Attributes:
         session: the session, from the moment at which the trainer loads a checkpoint.
     """
 
-    def __init__(
-        self,
-        trainer: Any,
-        callback: Any,
-        options: ResumeOptions,
-        former: Collection[Path],
-        training: Training | None,
-        fit: int,
-    ) -> None:
+    def __init__(self, trainer: Any, callback: ResumeCallback) -> None:
         self.session: FitSession | None = None
-        self._training = training
-        self._fit = fit
-        self._former = former
         self._trainer = trainer
         self._callback = callback
-        self._options = options
         self._is_tuning = False
         self._undo = contextlib.ExitStack()
 
@@ -253,25 +225,22 @@ class ResumingTrainer:
         finally:
             self._is_tuning = False
 
-    def _start(self, native: Any, *args: Any, **kwargs: Any) -> None:
+    def _start(self, native: Any, checkpoint_path: Any = None, *args: Any, **kwargs: Any) -> None:
         """Open a session in place of Lightning's first load of a fit, which gets what is resumed from.
 
         A callback may load again in the middle of the training, as one that returns to the best checkpoint does.
         """
         if self.session is not None:
             self.session.run.saver.flush()  # it may be in the background still
-            native(*args, **kwargs)
+            native(checkpoint_path, *args, **kwargs)
             return
-        self._open(native, *args, **kwargs)
-
-    def _open(self, native: Any, path: Any = None, weights_only: Any = None) -> None:
-        trainer = self._trainer
-        if path is not None and Path(os.path.realpath(path)).parent in self._former:
+        trainer, callback, path = self._trainer, self._callback, checkpoint_path
+        if path is not None and Path(os.path.realpath(path)).parent in callback._former:
             path = None  # what Lightning took for the newest, in a directory that is not this run's
-        session = self.session = FitSession(trainer, self._options, path, self._training, self._fit)
+        session = self.session = FitSession(trainer, callback.options, path, callback._training, callback._fits + 1)
         self._undo.callback(session.close)
-        self._wrap(trainer, "save_checkpoint", functools.partial(_save, session))
-        self._wrap(trainer.strategy, "remove_checkpoint", functools.partial(_remove, session, trainer))
+        self._wrap(trainer, "save_checkpoint", session.save_checkpoint)
+        self._wrap(trainer.strategy, "remove_checkpoint", session.remove_checkpoint)
         self._wrap(trainer.fit_loop, "run", session.run_fit_loop)  # seam: lightning 2.4-2.6
         self._wrap(trainer.fit_loop, "on_run_end", session.end_training)  # seam: lightning 2.4-2.6
         self._wrap(session.loops.validation, "run", session.validate)  # seam: lightning 2.4-2.6
@@ -286,7 +255,7 @@ class ResumingTrainer:
             track_all(loaders)
             return
         for each in loaders:
-            track(each, self._options.generators)
+            track(each, self._callback.options.generators)
 
     def _take_signals(self, session: FitSession) -> None:
         """Replace Lightning's signal handlers, which act in the middle of a step, and let it undo only its own."""
@@ -339,22 +308,6 @@ def _config_writers(trainer: Any) -> list[Any]:
     if found and trainer.strategy.broadcast((Path(saving(trainer)[0].dirpath) / CONTROL).is_dir()):
         return found
     return []
-
-
-def _save(session: FitSession, native: Any, filepath: Any, weights_only: Any = None, *rest: Any) -> None:
-    path = Path(os.path.abspath(filepath))
-    if session.is_resumable(path, weights_only):
-        session.save(path, lambda place: native(str(place), weights_only, *rest))
-    else:
-        native(filepath, weights_only, *rest)
-        session.save_after(path, weights_only)
-
-
-def _remove(session: FitSession, trainer: Any, native: Any, filepath: Any) -> None:
-    if may_have_saved(trainer, str(filepath)):
-        session.remove(Path(os.path.abspath(filepath)), functools.partial(native, filepath))
-    else:
-        logger.warning("%s is not removed: no ModelCheckpoint of this training saves there.", filepath)
 
 
 class AfterSaves(pl.Callback):  # type: ignore[misc]  # known at run time

@@ -40,17 +40,14 @@ class FitData:
     def _state_of(self, number: int, loader: TrackedLoader, point: SavePoint) -> LoaderState:
         context = self._session.context
         if point.in_epoch and self._held.get(number) == loader.passes and context is not None:
-            return self._state_at_end(loader, context.rank_state.loaders[number])
+            saved = context.rank_state.loaders[number]  # restored to the end of its pass, it has begun no other
+            of_pass = {"consumed": saved.position.consumed, "start": saved.position.start}
+            position = replace(loader.position_between(), **of_pass)
+            return self._session.loaders.state(position, saved.consumed, self._global_batch(loader))
         # A loader at its end, where another goes on, gave nothing to the batch that was fetched ahead.
         used = loader.fetched - (0 if loader.exhausted else self._loops.fetched_ahead)
         position = loader.position(used) if point.in_epoch else loader.position_between()
         return self._session.loaders.state(position, used, self._global_batch(loader))
-
-    def _state_at_end(self, loader: TrackedLoader, saved: LoaderState) -> LoaderState:
-        """Capture a loader that was restored to the end of its pass, and has begun no other."""
-        assert saved.position is not None, "every loader of a fit has a position"
-        position = replace(loader.position_between(), consumed=saved.position.consumed, start=saved.position.start)
-        return self._session.loaders.state(position, saved.consumed, self._global_batch(loader))
 
     def _global_batch(self, loader: TrackedLoader) -> int:
         """Return the samples in a batch of a loader, on all ranks together; 0 where the loader does not say."""

@@ -92,12 +92,14 @@ class LightningFramework(Framework):
             topology={"accumulate_grad_batches": accumulation},
             invariants={**strategies.invariants(trainer, self._ranks), **of_engine},
         )
-        self.trackers = Trackers(self._tensorboard_writers, self._mlflow_run)
-        self.foreign = files.ForeignCheckpoints() if self.engine is None else strategies.ForeignCheckpoints(self.engine)
+        self.trackers = Trackers(
+            lambda: [each.experiment for each in self._loggers(pl.loggers.TensorBoardLogger)],
+            lambda: next((each.run_id for each in self._loggers(pl.loggers.MLFlowLogger)), None),
+        )
+        self.foreign = files.ForeignCheckpoints() if self.engine is None else self.engine.foreign(strategies.TAG)
         self.own_objects: dict[str, list[Any]] = {}
         self.validation_data = ValidationData(Loops(trainer))
         self.under_way: tuple[Path, Callable[[Path], object]] | None = None
-        self._callback_states: dict[str, Any] = {}
         self._loaded: dict[str, Any] = {}
 
     # ---- Live objects
@@ -126,13 +128,8 @@ class LightningFramework(Framework):
             if config.interval == "step":
                 schedules.remember(config.scheduler, Fraction(1, config.frequency))
 
-    def _tensorboard_writers(self) -> list[Any]:
-        loggers = self._trainer.loggers if self._trainer.is_global_zero else []
-        return [each.experiment for each in loggers if isinstance(each, pl.loggers.TensorBoardLogger)]
-
-    def _mlflow_run(self) -> str | None:
-        loggers = self._trainer.loggers if self._trainer.is_global_zero else []
-        return next((each.run_id for each in loggers if isinstance(each, pl.loggers.MLFlowLogger)), None)
+    def _loggers(self, kind: type[Any]) -> list[Any]:
+        return [each for each in self._trainer.loggers if self._trainer.is_global_zero and isinstance(each, kind)]
 
     # ---- Saving
 
@@ -141,19 +138,14 @@ class LightningFramework(Framework):
         """Whether a checkpoint is a directory, into which every rank writes its shards."""
         return strategies.saves_directories(self._trainer.strategy)
 
-    @contextlib.contextmanager
-    def saving(self, path: Path, native: Callable[[Path], object]) -> Iterator[None]:
+    def saving(self, path: Path, native: Callable[[Path], object]) -> contextlib.AbstractContextManager[None]:
         """Return the context in which a checkpoint is saved.
 
         Args:
             path: the checkpoint, as the trainer named it.
             native: the trainer's own save, to the path that it is given.
         """
-        self.under_way = (path, native)
-        try:
-            yield
-        finally:
-            self.under_way = None
+        return replaced(self, "under_way", (path, native))
 
     def save(self, directory: Path) -> None:
         """Write by Lightning's own ``save_checkpoint``.
@@ -274,16 +266,6 @@ class LightningFramework(Framework):
         found = {"module": trainer.lightning_module, "callbacks": trainer.callbacks, "datamodule": trainer.datamodule}
         return {name: each for name, each in found.items() if each is not None}
 
-    def _give_back(self, context: RestoreContext, loaded: dict[str, Any]) -> None:
-        """Put this launch's own objects into what hooks are given, where those of the run were saved.
-
-        Raises:
-            StateMismatch: this launch has another object there.
-        """
-        lacking = own_objects.give_back(loaded, self.own_objects, self._roots())
-        if lacking:
-            raise context.mismatch(lacking, "a hook takes it back from this launch")
-
     def staging(self, stage: Stage) -> StagingOptions:
         """Return what there is to know to copy a save."""
         trainer, own = self._trainer, _own_saves(self._trainer)
@@ -371,10 +353,14 @@ class LightningFramework(Framework):
 
         Raises:
             CheckpointDamaged: the checkpoint holds more than data.
-            StateMismatch: it is of a different model.
+            StateMismatch: it is of a different model, or this launch has another object where a hook is given its own.
             NotRestored: DeepSpeed loaded something else.
         """
         require_data(self._trainer.strategy, context.path)
+        module, precision = self._trainer.lightning_module, self._trainer.precision_plugin
+        if isinstance(precision, pl.plugins.HalfPrecision | pl.plugins.DoublePrecision):
+            precision.convert_module(module)  # the strategy will, but after the weights are compared
+        context.require_architecture(self.state_dict())
         state = context.rank_state
         self.own_objects = {} if state is None else state.own_objects or {}
         stand_ins = files.standing_in(self.loaded_files(context.path), self.is_read)
@@ -385,30 +371,16 @@ class LightningFramework(Framework):
             data_only(),
             stand_ins,
             reading,
-            self._engine_loading(context),
+            contextlib.nullcontext() if self.engine is None else self.engine.loading(context),
         ):
             native(context.path)
         # The connector restores modules, callbacks and loops from it afterwards.
         loaded = self._trainer._checkpoint_connector._loaded_checkpoint  # seam: lightning 2.4-2.6
-        self._fit_weights(context, loaded)
-        self._fit_directories(context, loaded)
-        self._give_back(context, loaded)
-        self._loaded = dict(loaded)
-
-    def _engine_loading(self, context: RestoreContext) -> contextlib.AbstractContextManager[None]:
-        if self.engine is None:
-            return contextlib.nullcontext()
-        context.require_architecture(self.state_dict())
-        return self.engine.loading(context)
-
-    def _fit_weights(self, context: RestoreContext, loaded: dict[str, Any]) -> None:
-        """Give loaded weights the keys of this launch's module, which may be compiled where the saved one was not."""
-        module, precision = self._trainer.lightning_module, self._trainer.precision_plugin
-        if isinstance(precision, pl.plugins.HalfPrecision | pl.plugins.DoublePrecision):
-            precision.convert_module(module)  # the strategy will, but after the weights are compared
-        if self.engine is None:
-            context.require_architecture(self.state_dict())
         _fit_names(loaded, module)
+        self._fit_directories(context, loaded)
+        if lacking := own_objects.give_back(loaded, self.own_objects, self._roots()):
+            raise context.mismatch(lacking, "a hook takes it back from this launch")
+        self._loaded = dict(loaded)
 
     def _fit_directories(self, context: RestoreContext, loaded: dict[str, Any]) -> None:
         """Give the paths in each ModelCheckpoint's state the run directory's present name."""
@@ -419,21 +391,16 @@ class LightningFramework(Framework):
                 callbacks[each.state_key] = model_checkpoints.relocated(saved, str(saved["dirpath"]), str(each.dirpath))
 
     def verify_loaded(self, context: RestoreContext) -> None:
-        """Compare what every rank holds whole with what Lightning has read.
+        """Compare what every rank holds whole with what Lightning has read, and name the callbacks that differ.
 
         Raises:
             NotRestored: naming what differs.
         """
         loaded, self._loaded = self._loaded, {}
-        if context.verify:
-            strategies.verify(self._trainer, loaded, context.path)
-            self._callback_states = loaded.get("callbacks") or {}
-
-    def log_callbacks(self) -> None:
-        """Name the callbacks that have not taken back what they had saved."""
-        states, self._callback_states = self._callback_states, {}
-        found = ", ".join(not_taken_back(self._trainer, states))
-        if found:
+        if not context.verify:
+            return
+        strategies.verify(self._trainer, loaded, context.path)
+        if found := ", ".join(not_taken_back(self._trainer, loaded.get("callbacks") or {})):
             logger.warning(
                 "Not restored: the state of these callbacks is not what they were given to load: %s. What they do may "
                 "differ from the run that was killed. See their load_state_dict().",

@@ -147,10 +147,6 @@ class Loops:
         """The epochs and the steps after which the training is over, as callbacks have set them by now."""
         return [self.fit.max_epochs, self.epoch.max_steps]
 
-    def restore_limits(self, saved: list[int | None]) -> None:
-        """Restore what :attr:`limits` was."""
-        self.fit.max_epochs, self.epoch.max_steps = saved
-
     def progress(self) -> LoopProgress:
         """Capture every counter of the loops."""
         counters = {path: _counts(each) for path, each in _counters(self.fit, "")}

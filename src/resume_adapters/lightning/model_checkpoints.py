@@ -160,17 +160,14 @@ def _unsaved(callback: Any) -> dict[str, Any]:
 def restore(trainer: Any, saved: Mapping[str, dict[str, Any]]) -> None:
     """Restore what :func:`capture` returned."""
     for each in saving(trainer):
-        _restore(each, trainer, saved.get(each.state_key, {}))
-
-
-def _restore(callback: Any, trainer: Any, saved: dict[str, Any]) -> None:
-    for name in _unsaved(callback).keys() & saved.keys():
-        setattr(callback, name, saved[name])
-    name = callback.format_checkpoint_name(dict(trainer.callback_metrics), callback.CHECKPOINT_NAME_LAST)
-    if callback.save_last and not callback.last_model_path and os.path.lexists(name):
-        callback.last_model_path = name  # made right after the first checkpoint, which does not know of it
-    if saved.get("elapsed") is not None:
-        callback._last_time_checked = time.monotonic() - saved["elapsed"]  # seam: lightning 2.4-2.6
+        of_each = saved.get(each.state_key, {})
+        for attribute in _unsaved(each).keys() & of_each.keys():
+            setattr(each, attribute, of_each[attribute])
+        name = each.format_checkpoint_name(dict(trainer.callback_metrics), each.CHECKPOINT_NAME_LAST)
+        if each.save_last and not each.last_model_path and os.path.lexists(name):
+            each.last_model_path = name  # made right after the first checkpoint, which does not know of it
+        if of_each.get("elapsed") is not None:
+            each._last_time_checked = time.monotonic() - of_each["elapsed"]  # seam: lightning 2.4-2.6
 
 
 def mark_saved(trainer: Any, step: int) -> None:

@@ -17,7 +17,7 @@ from resume_adapters.core.state import encoding
 from resume_adapters.core.state.comparison import first_difference
 from resume_adapters.errors import NotSerialisable
 from resume_adapters.lightning.compat import pl
-from resume_adapters.lightning.epoch_sums import torchmetrics
+from resume_adapters.lightning.logged_values import torchmetrics
 
 IGNORED = {
     "*.trainer": "the module and the datamodule know their trainer",

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from resume_adapters.core.checkpoint.layout import CheckpointState, state_of
 from resume_adapters.core.checkpoint.manifest import PartEntry, finite_metrics
 from resume_adapters.core.checkpoint.retention import KeepUnless
 from resume_adapters.core.log import logger
+from resume_adapters.core.patching import replaced
 from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.finished import Extent
@@ -25,14 +26,14 @@ from resume_adapters.core.session.numbered import Training
 from resume_adapters.core.session.options import ResumeOptions
 from resume_adapters.core.session.rescale import Rescale
 from resume_adapters.core.session.session import Session
+from resume_adapters.core.state.rng import GeneratorState
 from resume_adapters.core.state.stateful import Stateful
-from resume_adapters.lightning import epoch_sums, files, logged_values, model_checkpoints, strategies, tuning
+from resume_adapters.lightning import files, logged_values, model_checkpoints, strategies, tuning
 from resume_adapters.lightning.data import FitData
 from resume_adapters.lightning.framework import LightningFramework
 from resume_adapters.lightning.loops import Loops, SavePoint
 from resume_adapters.lightning.records import FitRankState
 from resume_adapters.lightning.supported import no_horizon
-from resume_adapters.lightning.validation import InterruptibleValidation
 
 
 class FitSession:
@@ -62,7 +63,9 @@ class FitSession:
     ) -> None:
         directory = Path(os.path.realpath(model_checkpoints.saving(trainer)[0].dirpath))
         self._trainer = trainer
-        self._begins = _begins(trainer, named)
+        # Why Lightning alone would begin this fit at step 0; empty where it would train further.
+        is_fresh = named is None and not trainer.global_step
+        self._begins = "a Trainer that has trained nothing and gets no ckpt_path" if is_fresh else ""
         self._training = training
         self._fit = fit
         self._is_named = named is not None
@@ -82,10 +85,12 @@ class FitSession:
         self._point: tuple[tuple[int, ...], SavePoint | None] = ((), None)
         self._is_due = False
         self._limits = self.loops.limits
-        self._validation = InterruptibleValidation(trainer, self._session, self._framework, self.loops)
         self._expected_steps: int | None = None
+        self._before_validation: FitRankState | None = None
+        self._fingerprint: str | None = None
+        self._votes_left: float = 0
         self._is_training = self._has_validated = self._has_ended_epoch = False
-        self._metric_attributes = epoch_sums.attributes(trainer.lightning_module)
+        self._metric_attributes = logged_values.attributes(trainer.lightning_module)
 
     # ---- Resuming
 
@@ -107,7 +112,10 @@ class FitSession:
         context = self._session.context
         self._session.prepare_observing()
         if self.loops.have_loaders:  # a strategy that is set up before it loads may have asked for them
-            self._register_loaders()
+            if context is None or context.rank_state is None:
+                self.data.track(self.loops.loaders)
+            else:
+                self.loops.forget_loaders()  # to resume, they are made once more
         if context is None:
             native(None)
             return
@@ -117,7 +125,7 @@ class FitSession:
             self._session.begin_settings()
         given, limits = (context.rank_state.limits if context.rank_state else None) or (None, [])
         if given == self._limits:  # else this launch asks for another end
-            self.loops.restore_limits(limits)
+            self.loops.fit.max_epochs, self.loops.epoch.max_steps = limits
         self._framework.load(context, native)
         if context.rank_state is None:
             model_checkpoints.mark_saved(self._trainer, context.step)
@@ -140,14 +148,6 @@ class FitSession:
         else:
             return
         self._session.restorer.replace_context(None)
-
-    def _register_loaders(self) -> None:
-        """Register loaders that were made before the session; to resume, let them be made once more."""
-        context = self._session.context
-        if context is None or context.rank_state is None:
-            self.data.track(self.loops.loaders)
-        else:
-            self.loops.forget_loaders()
 
     def _prefer_newer_hpc(self) -> None:
         """Resume from what Slurm's handler saved, if it is newer than everything in the run directory."""
@@ -228,8 +228,10 @@ class FitSession:
         self._framework.validation_data.restore(state.validation_data or [])
         self.loops.start_evaluation_workers(state.evaluation_workers)
         model_checkpoints.restore(self._trainer, state.checkpoints)
-        self._forget_unwanted(state.unwanted or ())
-        self._framework.log_callbacks()
+        self._wanted = model_checkpoints.wanted(self._trainer)
+        self._unwanted.update(set(state.unwanted or ()) - self._wanted)
+        if self._unwanted:  # which the launch before this one was to remove once this checkpoint was committed
+            self.run.saver.prune_later(best=model_checkpoints.best(self._trainer))
         self._session.restorer.restore_parts(self._framework.parts())
 
     def _redistribute(self, context: RestoreContext) -> tuple[logged_values.LoggedValues, dict[str, Any]]:
@@ -321,19 +323,16 @@ class FitSession:
         if self.loops.is_accumulating:
             return
         if self._framework.engine is not None:
-            self._framework.engine.has_stepped()
-            if self._session.trace is not None:
-                self._session.trace.set_grad_norm(self._framework.engine.engine.get_global_grad_norm())
+            self._framework.engine.has_stepped(self._session.trace)
         decision = self._session.end_step(self._trainer.global_step, self.loops.epochs_reached, self._horizon())
         if decision.save or self._is_due:
             self._is_due = False
             self._save_if_needed()
         elif decision.save_to_memory and not self._is_saved:
-            self._save_to_memory()
-        if self._session.stopping:
-            self._leave_if_asked()
-        if self._session.held is not None:
-            self.keep()
+            with replaced(self, "_saves_to_memory", True):
+                self._trainer.save_checkpoint(self._own_path)
+        self._leave_if_asked()
+        self.keep()
 
     def keep(self) -> None:
         """Hold the state of now, within a restartable block."""
@@ -352,15 +351,28 @@ class FitSession:
 
     def validate(self, native: Callable[[], Any]) -> Any:
         """Validate. A stop in the middle saves the state before it, so that a resume validates from the start."""
-        if self._trainer.sanity_checking:
-            return self._validation.run(native, None, is_saved=self._is_saved)
-        self._save_point = SavePoint.DUE
-
-        def validate() -> Any:
+        if not self._trainer.sanity_checking:
+            self._save_point = SavePoint.DUE
+        batches, ranks = self.loops.validation_batches(), self.run.ranks
+        self._framework.validation_data.watch()
+        # Ranks vote together, so no more often than the one with the fewest batches can.
+        self._votes_left = math.inf if ranks.world_size == 1 else min(ranks.gather(batches))
+        if not self._trainer.sanity_checking:
+            self._before_validation = self._capture(SavePoint.DUE)
+            self._session.observed.hold()
+            if self._votes_left and not self._is_saved:
+                self._fingerprint = self._take_fingerprint()
             self.keep()
-            return native()
+        result = native()
+        self._framework.validation_data.look()
+        self._before_validation = self._fingerprint = None
+        return result
 
-        return self._validation.run(validate, lambda: self._capture(SavePoint.DUE), is_saved=self._is_saved)
+    def _take_fingerprint(self) -> str | None:
+        # What counts of a generator is in the positions of the loaders.
+        named = self._session.options.parts.items()
+        parts = {name: part for name, part in named if not isinstance(part, GeneratorState)}
+        return strategies.fingerprint(self._trainer, {**parts, **self._framework.parts()})
 
     def end_validation_batch(self) -> None:
         """Between the batches of a validation, ask whether to stop, and leave if nothing is lost by it.
@@ -371,12 +383,19 @@ class FitSession:
         Raises:
             Stopped: the ranks stop.
         """
-        if not self._validation.end_batch():
+        if self._votes_left <= 0:
             return
+        self._votes_left -= 1
+        if not self._session.ask_to_stop():
+            return
+        self._votes_left = 0
         if self._trainer.sanity_checking:
             self.run.leave(self._trainer.global_step, self._epoch())
-        if self._is_saved or self._validation.is_unchanged():
-            self._leave_if_asked()
+        if not self._is_saved:
+            is_unchanged = self._fingerprint is not None and self._fingerprint == self._take_fingerprint()
+            if not all(self.run.ranks.gather(is_unchanged)):
+                return
+        self._leave_if_asked()
 
     def end_validation(self) -> None:
         """After a validation, which may be long, ask once more whether to stop."""
@@ -402,13 +421,6 @@ class FitSession:
         if not self._is_saved:
             self._trainer.save_checkpoint(self._own_path)
 
-    def _save_to_memory(self) -> None:
-        self._saves_to_memory = True
-        try:
-            self._trainer.save_checkpoint(self._own_path)
-        finally:
-            self._saves_to_memory = False
-
     @property
     def _own_path(self) -> Path:
         return self.run.directory / files.OWN_NAME.format(step=self._trainer.global_step)
@@ -421,19 +433,21 @@ class FitSession:
 
     # ---- Saving
 
-    def is_resumable(self, path: Path, weights_only: bool | None) -> bool:
-        """Return whether a save is one that this run can resume from."""
-        return not weights_only and self._save_point is not None and files.is_same(path.parent, self.run.directory)
-
-    def save_after(self, path: Path, weights_only: bool | None) -> None:
-        """Save at the end of the step, where the script itself has saved the state into the run directory within it."""
-        self._is_due = self._is_due or (not weights_only and files.is_same(path.parent, self.run.directory))
+    def save_checkpoint(self, native: Any, filepath: Any, weights_only: bool | None = None, *rest: Any) -> None:
+        """Save a checkpoint that this run can resume from by the session, and any other as the trainer does."""
+        path = Path(os.path.abspath(filepath))
+        is_whole = not weights_only and files.is_same(path.parent, self.run.directory)
+        if is_whole and self._save_point is not None:
+            self._save(path, lambda place: native(str(place), weights_only, *rest))
+        else:
+            native(filepath, weights_only, *rest)
+            self._is_due = self._is_due or is_whole  # at the end of the step: the script has saved within it
 
     def is_newest(self, path: Path) -> bool:
         """Return whether a path is that of the last save, which may not have its name yet."""
         return path.name == self._newest.name and files.is_same(path.parent, self.run.directory)
 
-    def save(self, path: Path, native: Callable[[Path], object]) -> None:
+    def _save(self, path: Path, native: Callable[[Path], object]) -> None:
         """Save a checkpoint of the current step.
 
         Args:
@@ -463,7 +477,7 @@ class FitSession:
         """Return what this rank saves for itself; while a validation runs, as it was before that."""
         under_way = self._framework.under_way
         assert self._save_point is not None and under_way is not None, "a checkpoint is saved at a save point"
-        before = self._validation.state_before if self._save_point is SavePoint.DUE else None
+        before = self._before_validation if self._save_point is SavePoint.DUE else None
         state = self._capture(self._save_point) if before is None else before
         return replace(
             state,
@@ -513,11 +527,15 @@ class FitSession:
         numbers = {name: float(value) for name, value in self._trainer.callback_metrics.items()} if is_fresh else {}
         return CheckpointFacts(self._epoch(), finite_metrics(numbers), model_checkpoints.best(self._trainer))
 
-    def remove(self, path: Path, native: Callable[[], object]) -> None:
+    def remove_checkpoint(self, native: Callable[[Any], object], filepath: Any) -> None:
         """Remove a checkpoint that Lightning no longer wants, once a newer one is committed.
 
         What a restart would resume from stays, and so does the best.
         """
+        if not model_checkpoints.may_have_saved(self._trainer, str(filepath)):
+            logger.warning("%s is not removed: no ModelCheckpoint of this training saves there.", filepath)
+            return
+        path = Path(os.path.abspath(filepath))
         is_inside = files.is_same(path.parent, self.run.directory)
         if is_inside and self._trainer.strategy.broadcast(self.run.storage.is_link(path)):
             # Lightning would leave a dangling one, and it protects what it points to.
@@ -527,16 +545,9 @@ class FitSession:
         elif is_inside and state_of(self.run.storage, path) in (CheckpointState.COMMITTED, CheckpointState.PENDING):
             self._unwanted.add(path.name)
         else:
-            native()
+            native(filepath)
             return
         self.run.saver.prune_later(best=model_checkpoints.best(self._trainer))
-
-    def _forget_unwanted(self, names: Iterable[str]) -> None:
-        """Remove what the launch before this one was to remove once the checkpoint that is resumed was committed."""
-        self._wanted = model_checkpoints.wanted(self._trainer)
-        self._unwanted.update(set(names) - self._wanted)
-        if self._unwanted:
-            self.run.saver.prune_later(best=model_checkpoints.best(self._trainer))
 
     # ---- Ending
 
@@ -568,10 +579,3 @@ class FitSession:
     def close(self) -> None:
         """Undo what the session started and registered."""
         self._session.close()
-
-
-def _begins(trainer: Any, named: str | os.PathLike[str] | None) -> str:
-    """Return why Lightning alone would begin this ``fit`` at step 0; empty where it would train further."""
-    if named is not None or trainer.global_step:
-        return ""
-    return "a Trainer that has trained nothing and gets no ckpt_path"

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from resume_adapters.core.checkpoint.validity import ForeignStep
 from resume_adapters.core.requirements import refuse
 from resume_adapters.core.state import sharded_digest
 from resume_adapters.core.state.comparison import verify_equal
 from resume_adapters.core.state.stateful import ModuleBuffers, Stateful
 from resume_adapters.core.state.weights import verify_weights
 from resume_adapters.lightning.compat import pl
-from resume_adapters.lightning.files import data_only
 from resume_adapters.lightning.loops import Loops
 
 if TYPE_CHECKING:
@@ -31,18 +29,6 @@ def is_deepspeed(strategy: Any) -> bool:
     return isinstance(strategy, pl.strategies.DeepSpeedStrategy)
 
 
-def unsupported(strategy: Any) -> dict[str, object]:
-    """Return the settings of the strategy with which no resume is exact, and whether each is in use."""
-    if not is_deepspeed(strategy):
-        return {}
-    return {
-        "DeepSpeedStrategy(load_full_weights=True) loads no optimizer": strategy.load_full_weights,
-        "DeepSpeedStrategy(exclude_frozen_parameters=True) saves no frozen weights": getattr(
-            strategy, "exclude_frozen_parameters", False
-        ),
-    }
-
-
 def engine_state(strategy: Any, run_directory: Path) -> EngineState | None:
     """Return the state of the engine, where DeepSpeed trains; only after the strategy is set up.
 
@@ -54,24 +40,6 @@ def engine_state(strategy: Any, run_directory: Path) -> EngineState | None:
     from resume_adapters.integrations.deepspeed_engine import engine
 
     return engine.attach_engine(strategy.deepspeed_engine, run_directory)
-
-
-class ForeignCheckpoints:
-    """Recognises the checkpoints that bare Lightning saved with DeepSpeed."""
-
-    def __init__(self, engine: EngineState) -> None:
-        from resume_adapters.integrations.deepspeed_engine import files
-
-        self._of_engine = files.ForeignCheckpoints(engine.engine.dp_world_size, engine.stage)
-
-    def step(self, path: Path) -> ForeignStep | None:
-        """Return the step of a checkpoint; ``None`` for anything else."""
-        with data_only():
-            return self._of_engine.step(path / TAG)
-
-    def require_whole(self, path: Path) -> None:
-        """Check that its files are complete."""
-        self._of_engine.require_whole(path / TAG)
 
 
 def require_whole_accumulations(trainer: Any) -> None:

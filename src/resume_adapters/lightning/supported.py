@@ -9,7 +9,7 @@ from resume_adapters.core.recovery.attempt import running_attempt
 from resume_adapters.core.requirements import refuse
 from resume_adapters.core.session.rescale import GIVEN_IN_STEPS
 from resume_adapters.errors import UnsupportedSetting
-from resume_adapters.lightning import strategies, tuning
+from resume_adapters.lightning import tuning
 from resume_adapters.lightning.compat import io, pl
 from resume_adapters.lightning.files import ResumeCheckpointIO
 from resume_adapters.lightning.model_checkpoints import place, saving
@@ -29,6 +29,11 @@ def require_supported(trainer: Any) -> None:
         )
     strategy = trainer.strategy
     plugin = strategy.checkpoint_io
+    loads_late = strategy.restore_checkpoint_after_setup and not tuning.is_only_tuning(trainer)
+
+    def has_callback(kind: type[Any]) -> bool:
+        return any(isinstance(each, kind) for each in trainer.callbacks)
+
     refused = {
         "no ModelCheckpoint saves the whole state (with save_weights_only=False)": not saving(trainer),
         "reload_dataloaders_every_n_epochs makes new loaders, whose positions cannot be restored": (
@@ -39,33 +44,22 @@ def require_supported(trainer: Any) -> None:
         "FSDPStrategy keeps process groups that @restartable cannot make again; ModelParallelStrategy does not": (
             running_attempt() is not None and isinstance(strategy, pl.strategies.FSDPStrategy)
         ),
-        **_unsupported_callbacks(trainer),
-        **strategies.unsupported(strategy),
+        "StochasticWeightAveraging sets its learning rate and its average up at the start of an epoch alone, so that a "
+        "resume within one has neither; EMAWeightAveraging and WeightAveraging do not": (
+            has_callback(pl.callbacks.StochasticWeightAveraging)
+        ),
+        "ModelPruning leaves its masks out of what it saves": has_callback(pl.callbacks.ModelPruning),
+        "LearningRateFinder searches before this strategy loads a checkpoint; Tuner.lr_find, called before fit(), does "
+        "not": loads_late and has_callback(pl.callbacks.LearningRateFinder),
+        "DeepSpeedStrategy(load_full_weights=True) loads no optimizer": getattr(strategy, "load_full_weights", False),
+        "DeepSpeedStrategy(exclude_frozen_parameters=True) saves no frozen weights": (
+            getattr(strategy, "exclude_frozen_parameters", False)
+        ),
         "training_step(dataloader_iter) fetches its batches by itself, and may fetch more than it has used": (
             "dataloader_iter" in inspect.signature(trainer.lightning_module.training_step).parameters
         ),
     }
     refuse(refused, "change it, or leave the callback out")
-
-
-def _unsupported_callbacks(trainer: Any) -> dict[str, object]:
-    """Return the callbacks with which no resume is exact, and whether each is in use."""
-    loads_late = trainer.strategy.restore_checkpoint_after_setup and not tuning.is_only_tuning(trainer)
-    refused = {
-        pl.callbacks.StochasticWeightAveraging: (
-            "sets its learning rate and its average up at the start of an epoch alone, so that a resume within one has "
-            "neither; EMAWeightAveraging and WeightAveraging do not"
-        ),
-        pl.callbacks.ModelPruning: "leaves its masks out of what it saves",
-    }
-    if loads_late:
-        refused[pl.callbacks.LearningRateFinder] = (
-            "searches before this strategy loads a checkpoint; Tuner.lr_find, called before fit(), does not"
-        )
-    return {
-        f"{kind.__name__} {reason}": any(isinstance(each, kind) for each in trainer.callbacks)
-        for kind, reason in refused.items()
-    }
 
 
 def require_local(trainer: Any) -> None:

@@ -154,7 +154,7 @@ def _merged_shards(checkpoint: Path) -> dict[str, torch.Tensor]:
         except ImportError as error:
             raise MissingFramework(
                 f"the weights of {checkpoint.name} are in shards that only DeepSpeed can merge: "
-                "pip install 'deepspeed>=0.19.7,<0.20'"
+                "pip install 'deepspeed>=0.19.8,<0.20'"
             ) from error
         try:
             with as_data():

@@ -141,11 +141,13 @@ class OptionsCallback:
 
     Attributes:
         options: the options of the run.
+        session: what the adapter has of the training call under way, with its ``run``; ``None`` between two.
         needless_warnings: what the framework warns of and a resume does not need, as regular expressions. They are
             ignored from the first callback on: a framework may warn before it calls one.
     """
 
     needless_warnings: tuple[str, ...] = ()
+    session: Any = None
 
     def __init__(
         self,
@@ -178,7 +180,7 @@ class OptionsCallback:
     @property
     def active_run(self) -> ResumableRun | None:
         """The run that is under way; ``None`` between two training calls."""
-        return None
+        return None if self.session is None else self.session.run
 
     def halt(self, reason: str) -> None:
         """Stop the run for a human to look at: it saves, leaves with exit code 3, and refuses to start again.

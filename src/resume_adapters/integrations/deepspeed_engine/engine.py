@@ -6,7 +6,7 @@ All private names of the engine that we need are used in this file.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from resume_adapters.core.recovery.attempt import between_attempts, running_atte
 from resume_adapters.core.requirements import refuse
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.settings import LaunchSettings, read_settings
+from resume_adapters.core.session.trace import StepTrace
 from resume_adapters.core.state.comparison import verify_equal
 from resume_adapters.core.state.stateful import ModuleBuffers, Stateful
 from resume_adapters.errors import NotRestored
@@ -109,6 +110,10 @@ class EngineState:
         if self._attempt is not None:
             self._replaced.enter_context(recovery.watching_updates(engine, self._attempt.updates))
 
+    def foreign(self, within: str) -> files.ForeignCheckpoints:
+        """Return what recognises the checkpoints of a bare framework, with DeepSpeed's files in a directory of them."""
+        return files.ForeignCheckpoints(self.engine.dp_world_size, self.stage, within=within)
+
     def close(self) -> None:
         """Undo what was wrapped in the engine."""
         self._replaced.close()
@@ -125,8 +130,14 @@ class EngineState:
             self.arguments(), [self.engine.basic_optimizer], schedulers, [self.engine.module], is_fixed=False
         )
 
-    def has_stepped(self) -> bool:
-        """Return whether the engine has counted a step since the last call; a step that overflowed counts."""
+    def has_stepped(self, trace: StepTrace | None = None) -> bool:
+        """Return whether the engine has counted a step since the last call; a step that overflowed counts.
+
+        Args:
+            trace: gets the norm of the gradients.
+        """
+        if trace is not None:
+            trace.set_grad_norm(self.engine.get_global_grad_norm())
         before, self._steps = self._steps, self.engine.global_steps
         if self._steps == before:
             return False
@@ -171,14 +182,10 @@ class EngineState:
             Exception: the first error of this rank's writes.
         """
         ours = files.DataCheckpointEngine(self.engine._config, self._checked)  # seam: deepspeed 0.19
-
-        def copy_scripts(native: Callable[[str], None], path: str) -> None:
-            ours.attempt(lambda: native(path))
-
-        with (
-            replaced(self.engine, "checkpoint_engine", ours),
-            wrapped(self.engine, "_copy_recovery_script", copy_scripts),  # seam: deepspeed 0.19
-        ):
+        copies = wrapped(  # seam: deepspeed 0.19
+            self.engine, "_copy_recovery_script", lambda native, path: ours.attempt(lambda: native(path))
+        )
+        with replaced(self.engine, "checkpoint_engine", ours), copies:
             yield ours
         ours.require_written()
 
@@ -221,7 +228,8 @@ class EngineState:
     def _load_universal(self, context: RestoreContext, shards: Path) -> None:
         files.require_named(context.files)
         with universal.converted(context, shards) as place:
-            with self.loading(context), universal.loading(self.engine):
+            as_universal = replaced(self.engine._config, "load_universal_checkpoint", True)  # seam: deepspeed 0.19
+            with self.loading(context), as_universal:
                 self.engine.load_checkpoint(str(place.parent), tag=place.name)
                 universal.complete(self.engine, place)
             if context.verify:

@@ -149,12 +149,14 @@ class ForeignCheckpoints:
     Args:
         stage: ZeRO's stage in this launch.
         rank: this rank, if each node has a disk of its own: then only this rank's files are required.
+        within: the directory of DeepSpeed's files in a checkpoint, where another framework has its own beside them.
     """
 
-    def __init__(self, world_size: int, stage: int, rank: int | None = None) -> None:
+    def __init__(self, world_size: int, stage: int, rank: int | None = None, within: str = "") -> None:
         self.world_size = world_size
         self.stage = stage
         self.rank = rank
+        self._within = within
 
     def step(self, path: Path) -> ForeignStep | None:
         """Return the step of a checkpoint that DeepSpeed wrote; ``None`` for anything else.
@@ -162,6 +164,7 @@ class ForeignCheckpoints:
         Raises:
             CheckpointDamaged: files are missing, or it was saved with a different number of ranks or stage of ZeRO.
         """
+        path /= self._within
         names = {file.name for file in path.iterdir() if file.is_file()} if path.is_dir() else set()
         shards = [(found[2], int(found[1])) for name in names if (found := SHARD.fullmatch(name))]
         if not shards and MODEL not in names:
@@ -192,6 +195,6 @@ class ForeignCheckpoints:
         Raises:
             CheckpointDamaged: naming one that is not.
         """
-        for file in path.iterdir():
+        for file in (path / self._within).iterdir():
             if file.name == MODEL or SHARD.fullmatch(file.name):
                 require_intact(file)

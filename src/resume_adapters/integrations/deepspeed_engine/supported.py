@@ -5,39 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import deepspeed
-import torch
 from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from resume_adapters.core.recovery.attempt import running_attempt
-from resume_adapters.core.requirements import is_older, refuse, require_version
-from resume_adapters.errors import UnsupportedSetting
+from resume_adapters.core.requirements import refuse, require_version
 from resume_adapters.integrations.deepspeed_engine.recovery import require_reenterable
 
-require_version("deepspeed", deepspeed.__version__, "0.19.7", extra="deepspeed")
-
-_GATHERS = "0.19.8"
-"""Older versions wait only for the last of the gathers after a step of ZeRO 3. Under gloo each gather runs on its own,
-so a forward pass sometimes uses weights that have not arrived, and two runs differ."""
-
-
-def is_before(version: str) -> bool:
-    """Return whether the installed DeepSpeed is older than ``version``."""
-    return is_older(deepspeed.__version__, version)
-
-
-def require_ordered_gathers(stage: int, ranks: int) -> None:
-    """Refuse ZeRO 3 on several ranks under gloo with a version in which two runs differ.
-
-    Raises:
-        UnsupportedSetting: naming the installed version, and the required one.
-    """
-    if stage == 3 and ranks > 1 and is_before(_GATHERS) and torch.distributed.get_backend() == "gloo":
-        raise UnsupportedSetting(
-            f"deepspeed {deepspeed.__version__} does not wait for all of ZeRO 3's gathers under gloo, so no two runs "
-            f"are alike: use {_GATHERS} or newer (pip install --upgrade deepspeed), or another stage"
-        )
-
+require_version("deepspeed", deepspeed.__version__, "0.19.8", extra="deepspeed")
 
 _FORGETFUL = ("OnebitAdam", "OnebitLamb", "ZeroOneAdam")
 """Optimizers that reset their error feedback at every load."""
@@ -68,4 +43,3 @@ def require_supported(engine: Any, run_dir: str) -> None:
     refuse(refused)
     if running_attempt() is not None:
         require_reenterable(engine)
-    require_ordered_gathers(engine.zero_optimization_stage(), engine.dp_world_size)

@@ -20,7 +20,6 @@ from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_st
 
 from resume_adapters.core.checkpoint.layout import CONTROL
 from resume_adapters.core.log import logger
-from resume_adapters.core.patching import replaced
 from resume_adapters.core.ranks import run_on_all_ranks
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.state.comparison import verify_equal
@@ -106,11 +105,6 @@ def _convert(shards: Path, place: Path) -> None:
     one = {"num_extract_workers": 1, "num_merge_workers": 1}  # in this process, which reads data only
     with files.as_data(), contextlib.redirect_stdout(sys.stderr):
         ds_to_universal.main(Namespace(input_folder=str(shards), output_folder=str(place), **one, **how))
-
-
-def loading(engine: Any) -> contextlib.AbstractContextManager[None]:
-    """Return a context in which ``load_checkpoint`` loads a universal checkpoint."""
-    return replaced(engine._config, "load_universal_checkpoint", True)  # seam: deepspeed 0.19
 
 
 def complete(engine: Any, place: Path) -> None:
