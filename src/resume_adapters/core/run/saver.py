@@ -253,7 +253,7 @@ class Saver:
         group = self._context.ownership.storage_group
         part = group.members if group.is_partial else None
         manifest = functools.partial(self._manifest, step=pending.step, ranks=part, **written.facts)
-        return SaveRequest(pending, tuple(written.files), manifest, began, copied, written.complete)
+        return SaveRequest(pending, written, manifest, began, copied)
 
     def _manifest(self, files: tuple[FileEntry, ...], **facts: Any) -> Manifest:
         return Manifest(
