@@ -12,6 +12,7 @@ import msgspec
 from benchmarks import figure
 from benchmarks.content import SmallContent
 from benchmarks.figure import Figure
+from resume_adapters.core.checkpoint.catalog import Catalog
 from resume_adapters.core.checkpoint.layout import manifest_path
 from resume_adapters.core.checkpoint.manifest import decode_manifest, encode_manifest
 from resume_adapters.core.checkpoint.resolve import latest_valid
@@ -66,7 +67,7 @@ def _fill(directory: Path) -> None:
 def _resolve(directory: Path) -> float:
     ranks = SingleProcess()
     begun = time.perf_counter()
-    choice = latest_valid(LocalStorage(), ranks, shared_by_all(ranks), directory, NoForeign(), CommitHistory())
+    choice = latest_valid(Catalog(LocalStorage(), directory), ranks, shared_by_all(ranks), NoForeign(), CommitHistory())
     taken = time.perf_counter() - begun
     assert choice.checkpoint is not None
     assert choice.checkpoint.step == _COUNT

@@ -20,6 +20,7 @@ from transformers import (
 
 from resume_adapters.core.checkpoint.checkpoint import Checkpoint
 from resume_adapters.core.checkpoint.parts import CheckpointReader, write_part
+from resume_adapters.core.state import encoding
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import NotRestored, StateMismatch
 from resume_adapters.hf.weights import LIVE_WEIGHTS, ModelWeights
@@ -55,7 +56,7 @@ def saved(model: Any, checkpoint: Path) -> CheckpointReader:
     storage = LocalStorage()
     if digests is not None:
         (checkpoint / "resume").mkdir()
-        write_part(storage.write, checkpoint / "resume", LIVE_WEIGHTS, digests)
+        write_part(storage.write, checkpoint / "resume", LIVE_WEIGHTS, *encoding.encode(digests))
     return CheckpointReader(storage, Checkpoint(checkpoint, 1, None), 0)
 
 
@@ -131,7 +132,7 @@ def test_a_trainer_of_its_own_format_loads_and_is_verified(tmp_path: Path, loads
     torch.save(model.state_dict(), checkpoint / "own.pt")
     digests = ModelWeights(trainer_of(model, tmp_path, OwnLoader)).beside_files(checkpoint)
     (checkpoint / "resume").mkdir()
-    write_part(LocalStorage().write, checkpoint / "resume", LIVE_WEIGHTS, digests)
+    write_part(LocalStorage().write, checkpoint / "resume", LIVE_WEIGHTS, *encoding.encode(digests))
     reader = CheckpointReader(LocalStorage(), Checkpoint(checkpoint, 1, None), 0)
     trainer: Any = trainer_of(other, tmp_path, OwnLoader)
 

@@ -11,12 +11,12 @@ import torch
 
 from resume_adapters.core.checkpoint.checkpoint import Checkpoint
 from resume_adapters.core.checkpoint.files import CheckpointFiles
-from resume_adapters.core.checkpoint.parts import PartsWriter, read_part
+from resume_adapters.core.checkpoint.parts import read_part
 from resume_adapters.core.state.stateful import StaticState
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import CheckpointDamaged, NotRestored
 
-from miniature import Miniature
+from miniature import GivenContent, Miniature
 
 
 def test_a_part_that_does_not_come_back_is_an_error_unless_nothing_is_to_be_proved(tmp_path: Path) -> None:
@@ -67,11 +67,12 @@ def test_containers_of_the_standard_library_come_back_as_what_they_are(
         "plain": [{"a": 1}, (1, 2), {3}],
     }
     lossy = {"point": Point(1.0, [2]), "bag": Bag(a=1), "made": defaultdict(lambda: 3, a=1)}
-    for _ in range(2):
-        writer = PartsWriter()
-        digests = writer.encode({"kept": state, "lossy": lossy})
-        writer.write(Path.write_bytes, tmp_path, 0, [digests], 0)
-    files = CheckpointFiles(LocalStorage(), tmp_path.rename(tmp_path.with_name("resume")).parent, None)
+    job = Miniature(tmp_path)
+    parts = {"kept": StaticState(state), "lossy": StaticState(lossy)}
+    for step in (10, 20):
+        job.run.saver.save(f"checkpoint-{step}", step, GivenContent(lambda path: None, parts))
+        job.run.saver.flush()
+    files = CheckpointFiles(LocalStorage(), tmp_path / "checkpoint-20", None)
     found, plain = read_part(files, "kept"), read_part(files, "lossy")
     assert repr(found) == repr(state) and found["window"].maxlen == 4
     assert found["counts"].default_factory is int and found["counts"]["c"] == 0

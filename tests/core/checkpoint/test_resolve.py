@@ -16,7 +16,7 @@ import xxhash
 
 from resume_adapters import KeepLast
 from resume_adapters.core.checkpoint import layout
-from resume_adapters.core.checkpoint.catalog import candidates, list_checkpoints
+from resume_adapters.core.checkpoint.catalog import Catalog, candidates, list_checkpoints
 from resume_adapters.core.checkpoint.resolve import latest_valid
 from resume_adapters.core.checkpoint.validity import CommitHistory, ForeignStep, NoForeign
 from resume_adapters.core.ranks import SingleProcess
@@ -321,7 +321,7 @@ def test_why_a_run_directory_cannot_be_listed_is_said_once(tmp_path: Path) -> No
     file, ranks = tmp_path / "file", SingleProcess()
     file.touch()
     with pytest.raises(RunDirectoryUnusable) as found:
-        latest_valid(LocalStorage(), ranks, shared_by_all(ranks), file, NoForeign(), CommitHistory())
+        latest_valid(Catalog(LocalStorage(), file), ranks, shared_by_all(ranks), NoForeign(), CommitHistory())
     assert str(found.value) == f"{file} is a file; expected the directory of the run's checkpoints"
 
 

@@ -24,6 +24,7 @@ from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.session.options import ResumeOptions
 from resume_adapters.core.session.rescale import Rescale
 from resume_adapters.core.session.session import Session
+from resume_adapters.core.state import encoding
 from resume_adapters.core.state.records import Source
 from resume_adapters.core.storage.local import LocalStorage
 
@@ -70,11 +71,12 @@ def through_disk(state: ObservedState, directory: Path) -> tuple[list[ObservedLe
     storage, place = LocalStorage(), directory / EXTRAS
     storage.make_directory(place)
     files = CheckpointFiles(storage, directory, None)
-    write_part(storage.write, place, "rank", {"observed": [each.to_tree() for each in state.capture()]})
+    tree = {"observed": [each.to_tree() for each in state.capture()]}
+    write_part(storage.write, place, "rank", *encoding.encode(tree))
     trees = read_part(files, "rank")["observed"]
     tensors: dict[str, Any] = {}
     for name, part in state.parts().items():
-        write_part(storage.write, place, name, part.state_dict())
+        write_part(storage.write, place, name, *encoding.encode(part.state_dict()))
         tensors = read_part(files, name)
     source = Source(directory, "rank.json", 1, "")
     return [ObservedLeaf.from_tree(tree, source) for tree in trees], tensors

@@ -85,7 +85,7 @@ def test_a_rewind_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     (tmp_path / name(20)).mkdir()
     for number, value in (("_FIRST", 0), ("_LAST", 1), ("_LARGE", 100)):
         monkeypatch.setattr(journal, number, value)
-    log.trim(lambda subject: True)
+    log.trim(lambda: [name(10), name(20)])
     assert [each["event"] for each in events(tmp_path)] == ["start", "commit", "commit", "rewind", "resume"][1:]
     assert (log.committed().has(name(10)), log.committed().has(name(20))) == (True, False)
     job.run.close()

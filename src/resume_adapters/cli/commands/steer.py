@@ -28,6 +28,7 @@ from resume_adapters.cli.commands.run import with_options
 from resume_adapters.cli.commands.status import describe, status_table
 from resume_adapters.cli.render import escape, size, state, table
 from resume_adapters.cli.run_directory import STORAGE
+from resume_adapters.core.checkpoint.catalog import Catalog
 from resume_adapters.core.checkpoint.layout import latest_form, point_latest
 from resume_adapters.core.checkpoint.resolve import open_checkpoint
 from resume_adapters.core.checkpoint.retention import parse_best
@@ -62,13 +63,14 @@ def prune_run(
     keep = options.policy()
     for text in options.keep_best:
         run.require_metric(parse_best(text).metric)
-    plan = plan_prune(STORAGE, run.path, keep, control.journal.committed(), now=time.time())
+    catalog = Catalog(STORAGE, run.path)
+    plan = plan_prune(catalog, keep, control.journal.committed(), now=time.time())
     if not dry_run:
         refuse_running(run.status(), run.path, force)
         if not plan.keep:
             raise NoValidCheckpoint(f"{run.path} has no valid checkpoint; nothing was removed", path=run.path)
         STORAGE.make_directory(control.path)
-        plan = prune(STORAGE, run.path, plan, control.journal, control.leftovers, fence)
+        plan = prune(catalog, plan, control, fence)
     described: dict[str, list[Document]] = {"keep": [], "remove": [], "untouched": []}
     for row in run.rows:
         name, facts = row.path.name, {"step": row.step, "bytes": row.manifest.bytes if row.manifest else None}

@@ -157,15 +157,6 @@ class PendingCheckpoint:
         """Return whether anything has the name, or is beside a checkpoint of that name."""
         return any(is_present(self.storage, each) for each in (self.path, layout.sidecar_dir(self.path)))
 
-    def require_owned(self) -> None:
-        """Look at the fence, on the leader.
-
-        Raises:
-            FencedOff: a later start owns the run directory.
-        """
-        if self.storage_group.is_leader:
-            self.fence()
-
     def reveal(self) -> None:
         """Give the pending checkpoint its name, and supersede the committed one that had it. Every rank calls it.
 

@@ -98,25 +98,19 @@ def reading(files: CheckpointFiles) -> Iterator[None]:
     Raises:
         CheckpointDamaged: an index cannot be read, or loading it freely could run code; or torch could not load.
     """
-    with safe_load.data_only(safe_load.data_classes()), _reading_indexes(files):
-        yield
-
-
-@contextlib.contextmanager
-def _reading_indexes(files: CheckpointFiles) -> Iterator[None]:
-    if not files.with_name(NAME):
-        yield
-        return
-    from torch.distributed.checkpoint import filesystem
-    from torch.distributed.checkpoint.api import CheckpointException
-
-    # seam: torch 2.4 to 2.13: FileSystemReader.read_metadata calls pickle.load, and nothing else there reads pickles.
-    listed = types.SimpleNamespace(**{**vars(pickle), "load": load})
-    try:
-        with replaced(filesystem, "pickle", listed):
-            _require_indexes(files)
+    with safe_load.data_only(safe_load.data_classes()):
+        if not files.with_name(NAME):
             yield
-    except CheckpointException as error:
-        raise CheckpointDamaged(
-            f"{files.checkpoint.name} cannot be read by torch.distributed.checkpoint: {error}", path=files.checkpoint
-        ) from error
+            return
+        from torch.distributed.checkpoint import filesystem
+        from torch.distributed.checkpoint.api import CheckpointException
+
+        # seam: torch 2.4 to 2.13: FileSystemReader.read_metadata calls pickle.load; nothing else there reads pickles.
+        listed = types.SimpleNamespace(**{**vars(pickle), "load": load})
+        try:
+            with replaced(filesystem, "pickle", listed):
+                _require_indexes(files)
+                yield
+        except CheckpointException as error:
+            found = f"{files.checkpoint.name} cannot be read by torch.distributed.checkpoint: {error}"
+            raise CheckpointDamaged(found, path=files.checkpoint) from error

@@ -33,47 +33,11 @@ Write = Callable[[Path, bytes], None]
 """Writes a file."""
 
 
-def write_part(write: Write, directory: Path, name: str, state: Any) -> bytes:
-    """Write a part's tree below ``directory``: a JSON file, and a safetensors file where it holds tensors.
-
-    Returns:
-        The JSON document.
-    """
-    document, tensors = encoding.encode(state)
-    _write_encoded(write, directory, name, document, tensors)
-    return document
-
-
-class PartsWriter:
-    """Parts of the state as data, ready to be written."""
-
-    def __init__(self) -> None:
-        self._encoded: dict[str, tuple[bytes, dict[str, Any]]] = {}
-
-    def encode(self, states: dict[str, Any]) -> dict[str, str]:
-        """Encode each part's tree, by name, and return the digests.
-
-        Raises:
-            NotSerialisable: a part holds something that is not data.
-        """
-        self._encoded = {name: encoding.encode(encoding.with_types(value, name)) for name, value in states.items()}
-        return {name: encoding.digest(document, tensors) for name, (document, tensors) in self._encoded.items()}
-
-    def write(self, write: Write, directory: Path, rank: int, digests: list[dict[str, str]], leader: int) -> None:
-        """Write the leader's parts, and of another rank those that differ from the leader's.
-
-        Args:
-            write: writes a file.
-            directory: what is added to the checkpoint.
-            rank: this rank.
-            digests: what :meth:`encode` returned, on every rank.
-            leader: the rank that leads the run directory.
-        """
-        for name, (document, tensors) in self._encoded.items():
-            if rank == leader:
-                _write_encoded(write, directory, name, document, tensors)
-            elif digests[rank][name] != digests[leader].get(name):
-                _write_encoded(write, directory, rank_file(name, rank), document, tensors)
+def write_part(write: Write, directory: Path, name: str, document: bytes, tensors: Mapping[str, Any]) -> None:
+    """Write a part, as it was encoded, below ``directory``: a JSON file, and a safetensors file of its tensors."""
+    if tensors:
+        write(directory / f"{name}.safetensors", safetensors_bytes(tensors))
+    write(directory / f"{name}.json", document)
 
 
 def read_part(files: CheckpointFiles, name: str, rank: int | None = None) -> Any:
@@ -135,12 +99,6 @@ def restore_part(name: str, part: Stateful, saved: Any, *, verify: bool) -> None
     part.load_state_dict(saved)
     if verify:
         verify_equal(name, part.as_restored(saved) if isinstance(part, GeneratorState) else saved, part.state_dict())
-
-
-def _write_encoded(write: Write, directory: Path, name: str, document: bytes, tensors: Any) -> None:
-    if tensors:
-        write(directory / f"{name}.safetensors", safetensors_bytes(tensors))
-    write(directory / f"{name}.json", document)
 
 
 class CheckpointReader:

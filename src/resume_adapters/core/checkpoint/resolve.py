@@ -45,27 +45,23 @@ T = TypeVar("T")
 
 
 def latest_valid(
-    storage: Storage,
+    catalog: Catalog,
     ranks: Ranks,
     storage_group: StorageGroup,
-    run_directory: Path,
     foreign: ForeignDetector,
     history: CommitHistory,
     require_usable: Callable[[Checkpoint], object] = bool,
-    catalog: Catalog | None = None,
     proved: tuple[str, Manifest] | None = None,
 ) -> ResumeChoice:
     """Return the newest checkpoint that is valid on every rank. Every rank calls it.
 
     Args:
-        storage: the file operations.
+        catalog: the checkpoints of the run directory.
         ranks: the ranks of the run.
         storage_group: the ranks that share the run directory.
-        run_directory: where the run's checkpoints are.
         foreign: recognises the checkpoints of the bare framework.
         history: what the run has committed, the same on all ranks that share the run directory.
         require_usable: raises :class:`CheckpointDamaged` where what this rank saved cannot be used.
-        catalog: remembers what it reads of the manifests.
         proved: the name and the manifest of a checkpoint whose files this rank has written just now, and of which it
             has compared the digests with the manifest as it wrote them: they are not read again for that.
 
@@ -74,10 +70,10 @@ def latest_valid(
         FormatTooNew: the newest committed one was written by a later version; an older one is not taken instead.
         PeerFailed: another rank could not list the run directory or check a checkpoint.
     """
-    known = Catalog(storage, run_directory) if catalog is None else catalog
+    storage, run_directory = catalog.storage, catalog.directory
     seen = run_on_all_ranks(
         ranks,
-        lambda: _readable(run_directory, lambda: _sort_keys(storage, known, foreign, history)),
+        lambda: _readable(run_directory, lambda: _sort_keys(catalog, foreign, history)),
         "list the run directory",
     )
     keys = {name: key for of_rank in reversed(seen) for name, key in of_rank.items()}
@@ -100,9 +96,8 @@ def latest_valid(
     return ResumeChoice(None, ())
 
 
-def _sort_keys(
-    storage: Storage, catalog: Catalog, foreign: ForeignDetector, history: CommitHistory
-) -> dict[str, tuple[int, float]]:
+def _sort_keys(catalog: Catalog, foreign: ForeignDetector, history: CommitHistory) -> dict[str, tuple[int, float]]:
+    storage = catalog.storage
     return {
         path.name: sort_key(storage, path, foreign, history, catalog.summary)
         for path in candidates(storage, catalog.directory)

@@ -19,7 +19,7 @@ import xxhash
 from resume_adapters.core.checkpoint import layout
 from resume_adapters.core.checkpoint.commit import PendingCheckpoint
 from resume_adapters.core.checkpoint.layout import EXTRAS, rank_file, rank_of
-from resume_adapters.core.checkpoint.parts import PartsWriter, write_part
+from resume_adapters.core.checkpoint.parts import write_part
 from resume_adapters.core.ranks import Ranks
 from resume_adapters.core.state import encoding
 from resume_adapters.core.state.stateful import Stateful
@@ -106,9 +106,9 @@ def write_checkpoint(
         FencedOff: a later start owns the run directory.
     """
     storage, group, rank = pending.storage, pending.storage_group, pending.ranks.rank
-    parts = PartsWriter()
     captured = Captured({}, {}, {})
     document = b""
+    parts: dict[str, tuple[bytes, dict[str, Any]]] = {}
     found = WrittenCheckpoint([], {})
 
     def write_alone() -> tuple[dict[str, str], float, bool]:
@@ -116,13 +116,22 @@ def write_checkpoint(
         with nullcontext() if copying is None else copying(pending.place) as copied:
             content.save(pending.place)
         captured = content.capture()
-        document = write_part(pending.write_file, pending.directory, rank_file("", rank), captured.rank_state)
-        digests = parts.encode({name: part.state_dict() for name, part in captured.parts.items()})
+        document, tensors = encoding.encode(captured.rank_state)
+        write_part(pending.write_file, pending.directory, rank_file("", rank), document, tensors)
+        for name, part in captured.parts.items():
+            parts[name] = encoding.encode(encoding.with_types(part.state_dict(), name))
+        digests = {name: encoding.digest(*encoded) for name, encoded in parts.items()}
         return digests, clock(), copied is not None and not copied.is_empty
 
     def write_parts() -> None:
-        pending.require_owned()
-        parts.write(pending.write_file, pending.directory, rank, [digests for digests, *_ in written], group.leader)
+        if group.is_leader:
+            pending.fence()
+        mine, of_leader = written[rank][0], written[group.leader][0]
+        for name, encoded in parts.items():
+            if rank == group.leader:
+                write_part(pending.write_file, pending.directory, name, *encoded)
+            elif mine[name] != of_leader.get(name):
+                write_part(pending.write_file, pending.directory, rank_file(name, rank), *encoded)
 
     def find() -> None:
         nonlocal found

@@ -19,7 +19,7 @@ from resume_adapters.core.ranks import Ranks
 from resume_adapters.core.recovery.attempt import running_attempt
 from resume_adapters.core.requirements import require_type
 from resume_adapters.core.run.monitor import THREAD_NAME
-from resume_adapters.core.run_directory.control import ControlDirectory, Fencing
+from resume_adapters.core.run_directory.control import ControlDirectory
 from resume_adapters.core.run_directory.upkeep import Placeholder
 from resume_adapters.core.saving.cadence import Cadence
 from resume_adapters.core.saving.staging import StagingOptions
@@ -30,7 +30,7 @@ from resume_adapters.core.storage.groups import StorageGroup, shared_by_all
 from resume_adapters.core.tiers.memory import MemoryTier
 from resume_adapters.core.tiers.mirrors import MIRROR_THREAD, Mirrors
 from resume_adapters.core.tiers.options import Memory, Mirror, Remote
-from resume_adapters.core.trace.log import TraceLog, open_trace
+from resume_adapters.core.trace.log import open_trace
 
 _PERIOD = 60.0
 """Least seconds between two messages of saves."""
@@ -157,12 +157,18 @@ class RunOptions:
         return next((each for each in self.mirror if isinstance(each, Memory)), None)
 
 
-@dataclass(frozen=True)
 class RunContext:
-    """What the parts of one start of a run have in common.
+    """What the parts of one start of a run have in common, and whether a later start has taken that from it.
+
+    Args:
+        run_directory: the run directory.
+        options: what was set; within a restartable block, that decides from what the run resumes.
+        ranks: the ranks of the run.
+        files: the file operations.
+        clock: returns seconds since 1970.
 
     Attributes:
-        directory: the run directory.
+        directory: the run directory, absolute.
         options: what was set.
         ranks: the ranks of the run.
         storage: the file operations; they are counted while the run is watched.
@@ -175,105 +181,60 @@ class RunContext:
         placeholder: stands there until a checkpoint is committed.
         mirrors: the tiers that hold copies of the run's checkpoints.
         memory: the memory of this rank's node; ``None``: nothing is kept there.
-        ownership: who owns the run directory.
-    """
-
-    directory: Path
-    options: RunOptions
-    ranks: Ranks
-    storage: Storage
-    clock: Callable[[], float]
-    trace: TraceLog | None
-    messages: RunMessages
-    flag: StopFlag
-    control: ControlDirectory
-    catalog: Catalog
-    placeholder: Placeholder
-    mirrors: Mirrors
-    memory: MemoryTier | None
-    ownership: Ownership
-
-
-def new_context(
-    run_directory: str | os.PathLike[str],
-    options: RunOptions,
-    ranks: Ranks,
-    files: Storage,
-    clock: Callable[[], float],
-) -> RunContext:
-    """Return the context of a start that has not begun.
-
-    Args:
-        options: what was set; within a restartable block, that decides from what the run resumes.
-        clock: returns seconds since 1970.
-    """
-    directory, attempt = Path(os.path.abspath(run_directory)), running_attempt()
-    if attempt is not None:
-        options = replace(options, resume=attempt.resume_option(options.resume))
-    trace = open_trace(os.environ, ranks.rank, clock=clock, uncounted=(THREAD_NAME, MIRROR_THREAD))
-    storage = files if trace is None else trace.counting(files)
-    control, flag = ControlDirectory(storage, directory, clock), StopFlag(options.stop)
-    stores = [each for each in options.mirror if isinstance(each, Remote)]
-    mirrors = Mirrors(stores, files, directory, control.journal, flag.request, clock)
-    ownership = Ownership(control.fencing, mirrors, shared_by_all(ranks))
-    memory = options.memory
-    return RunContext(
-        directory=directory,
-        options=options,
-        ranks=ranks,
-        storage=storage,
-        clock=clock,
-        trace=trace,
-        messages=RunMessages(speaks=ranks.rank == 0),
-        flag=flag,
-        control=control,
-        catalog=Catalog(storage, directory),
-        placeholder=Placeholder(storage, directory, options.placeholder),
-        mirrors=mirrors,
-        memory=None if memory is None else MemoryTier(memory, files, os.geteuid(), ownership.require_on_node, clock),
-        ownership=ownership,
-    )
-
-
-class Ownership:
-    """Knows whether a later start has taken the run directory, or a tier, from this one.
-
-    Args:
-        fencing: of the run directory.
-        mirrors: the tiers that hold copies of the run's checkpoints.
         storage_group: the ranks that share the run directory, as far as that is known before it is opened.
-
-    Attributes:
-        storage_group: the ranks that share the run directory.
-        generation: the number of this start of the run directory; 0 before it is taken over.
+        generation: the number of this start of the run directory; 0 before it is opened.
     """
 
-    def __init__(self, fencing: Fencing, mirrors: Mirrors, storage_group: StorageGroup) -> None:
-        self.storage_group = storage_group
+    def __init__(
+        self,
+        run_directory: str | os.PathLike[str],
+        options: RunOptions,
+        ranks: Ranks,
+        files: Storage,
+        clock: Callable[[], float],
+    ) -> None:
+        attempt = running_attempt()
+        if attempt is not None:
+            options = replace(options, resume=attempt.resume_option(options.resume))
+        self.directory = directory = Path(os.path.abspath(run_directory))
+        self.options = options
+        self.ranks = ranks
+        self.clock = clock
+        self.trace = open_trace(os.environ, ranks.rank, clock=clock, uncounted=(THREAD_NAME, MIRROR_THREAD))
+        self.storage = storage = files if self.trace is None else self.trace.counting(files)
+        self.messages = RunMessages(speaks=ranks.rank == 0)
+        self.flag = StopFlag(options.stop)
+        self.control = ControlDirectory(storage, directory, clock)
+        self.catalog = Catalog(storage, directory)
+        self.placeholder = Placeholder(storage, directory, options.placeholder)
+        stores, memory = [each for each in options.mirror if isinstance(each, Remote)], options.memory
+        self.mirrors = Mirrors(stores, files, directory, self.control.journal, self.flag.request, clock)
+        self.memory = (
+            None if memory is None else MemoryTier(memory, files, os.geteuid(), self.require_owned_on_node, clock)
+        )
+        self.storage_group = shared_by_all(ranks)
         self.generation = 0
-        self._fencing = fencing
-        self._mirrors = mirrors
 
-    def begin(self, storage_group: StorageGroup, generation: int) -> None:
-        """Own the run directory, which has been taken over."""
+    def own(self, storage_group: StorageGroup, generation: int) -> None:
+        """Own the run directory, which has been taken over and opened."""
         self.storage_group, self.generation = storage_group, generation
 
-    def require(self) -> None:
+    def require_owned(self) -> None:
         """Check on a rank that leads the run directory that no later start has taken it over, nor a tier.
 
         Raises:
             FencedOff: a later start has.
         """
-        self._fencing.require_owned(self.generation)
-        self._mirrors.require_owned()
+        self.control.fencing.require_owned(self.generation)
+        self.mirrors.require_owned()
 
-    def require_on_node(self) -> None:
+    def require_owned_on_node(self) -> None:
         """Check it on a rank that leads a node, and perhaps not the run directory.
 
         Raises:
             FencedOff: a later start has taken it over.
         """
         if self.storage_group.is_leader or not self.generation:
-            self.require()
+            self.require_owned()
         else:
-            self._fencing.require_latest(self.generation)
+            self.control.fencing.require_latest(self.generation)

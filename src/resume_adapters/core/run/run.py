@@ -24,7 +24,7 @@ from resume_adapters.core.checkpoint.resolve import open_checkpoint
 from resume_adapters.core.ranks import Ranks, current_ranks
 from resume_adapters.core.recovery.attempt import running_attempt
 from resume_adapters.core.requirements import require_platform
-from resume_adapters.core.run.context import RunOptions, new_context
+from resume_adapters.core.run.context import RunContext, RunOptions
 from resume_adapters.core.run.saver import Saver
 from resume_adapters.core.run.step_control import Progress, StepControl
 from resume_adapters.core.run.takeover import Takeover
@@ -78,7 +78,7 @@ class ResumableRun:
         self._made_ranks = ranks is None
         self.ranks = current_ranks() if ranks is None else ranks
         files: Storage = LocalStorage() if storage is None else storage
-        self.context = context = new_context(run_directory, options or RunOptions(), self.ranks, files, clock)
+        self.context = context = RunContext(run_directory, options or RunOptions(), self.ranks, files, clock)
         self.directory = context.directory
         self.storage = context.storage
         self.control = context.control
@@ -101,7 +101,7 @@ class ResumableRun:
             context.control,
             context.placeholder,
             keep=context.options.keep,
-            fence=context.ownership.require,
+            fence=context.require_owned,
             held=context.mirrors.held,
             observed=None if self.trace is None else self.trace.pruning,
         )
@@ -110,12 +110,12 @@ class ResumableRun:
     @property
     def storage_group(self) -> StorageGroup:
         """The ranks that share the run directory; known after :meth:`open`."""
-        return self.context.ownership.storage_group
+        return self.context.storage_group
 
     @property
     def generation(self) -> int:
         """The number of this start of the run directory; 0 before :meth:`open`."""
-        return self.context.ownership.generation
+        return self.context.generation
 
     @property
     def is_running(self) -> bool:
@@ -152,14 +152,14 @@ class ResumableRun:
             UnsupportedSetting: ``local_rank`` is set, and nodes share the run directory.
         """
         attempt = running_attempt()
-        takeover = Takeover(self.context, self._announce, self._attempt_checkpoint, withdraws_stop=not self._goes_on)
+        takeover = Takeover(self.context, self._publisher, self._attempt_checkpoint, withdraws_stop=not self._goes_on)
         try:
             choice = takeover.choose(require_usable)
         except BaseException:
             takeover.storage_group.close()
             self.close()
             raise
-        self.context.ownership.begin(takeover.storage_group, takeover.generation)
+        self.context.own(takeover.storage_group, takeover.generation)
         self.previous, self.wasted, self.resumed = takeover.previous, takeover.wasted, choice.checkpoint
         self._attempt_checkpoint = takeover.attempt_checkpoint
         if self._attempt_checkpoint is not None and attempt is not None:
@@ -167,23 +167,6 @@ class ResumableRun:
         if choice.checkpoint is not None and self._attempt_checkpoint is None:
             self.saver.continue_from(choice.checkpoint)
         return choice
-
-    def _announce(self, generation: int) -> RunStatus | None:
-        """Write that this start owns the run directory, until it begins; return the status that the one before left."""
-        former = self.control.status.read()
-        known = RunStatus(state=RunState.RUNNING) if former is None else former
-        taken = RunStatus(
-            state=RunState.RUNNING,
-            step=known.step,
-            epoch=known.epoch,
-            horizon=known.horizon,
-            last_commit=known.last_commit,
-            generation=generation,
-            reason="it chooses what it resumes from",
-        )
-        self._undo_at_close.callback(self._publisher.restore, former)
-        self._publisher.announce(signed(taken, self.context.clock()))
-        return former
 
     def begin(self, step: int, epoch: float) -> None:
         """Begin to train: install the signal handlers, start the monitor, and set the state to running.
@@ -315,7 +298,7 @@ class ResumableRun:
         self.context.mirrors.finish(deadline.at if deadline else None)
         if self.context.memory is not None and (self.last_commit or 0) >= (self.context.memory.step or 0):
             self.context.memory.clear(self.ranks)
-        if self.context.mirrors and self.storage_group.is_leader:
+        if self.context.mirrors.tiers and self.storage_group.is_leader:
             self._publisher.repeat()
         self.context.mirrors.require_owned()
 
@@ -346,4 +329,5 @@ class ResumableRun:
             undo.callback(self.saver.close)
             undo.callback(self.steps.close)
             undo.callback(self._undo_at_close.close)
+            undo.callback(self._publisher.restore)
         self.saver.flush()

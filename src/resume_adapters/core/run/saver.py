@@ -165,7 +165,7 @@ class Saver:
             self._context.mirrors.submit(resumed.path.name, resumed.manifest, may_be_there=True)
 
     def _warn_if_short(self, manifest: Manifest) -> None:
-        if self._context.ownership.storage_group.is_leader:
+        if self._context.storage_group.is_leader:
             warn_if_short(self._context.storage, self._context.directory, manifest.bytes)
 
     # ---- To the run directory
@@ -205,7 +205,7 @@ class Saver:
                 context.trace.begin_save(name, step)
             if self._resumed == path:
                 context.ranks.barrier()  # another rank may still be reading what this save moves aside
-            fence = context.ownership.require
+            fence = context.require_owned
             pending = PendingCheckpoint(
                 context.storage,
                 context.ranks,
@@ -214,7 +214,7 @@ class Saver:
                 fence,
                 functools.partial(set_aside, context.storage, fence=fence),
                 is_file=is_file,
-                storage_group=context.ownership.storage_group,
+                storage_group=context.storage_group,
             )
             self.engine.submit(self._written(pending, content, began, is_last=is_last))
             self._steps.saved(began - waited)
@@ -250,15 +250,15 @@ class Saver:
             raise
         finally:
             copied = self.staging.end_save()
-        group = self._context.ownership.storage_group
+        group = self._context.storage_group
         part = group.members if group.is_partial else None
         manifest = functools.partial(self._manifest, step=pending.step, ranks=part, **written.facts)
-        return SaveRequest(pending, tuple(written.files), manifest, began, copied, written.complete)
+        return SaveRequest(pending, written, manifest, began, copied)
 
     def _manifest(self, files: tuple[FileEntry, ...], **facts: Any) -> Manifest:
         return Manifest(
             world_size=self._context.ranks.world_size,
-            generation=self._context.ownership.generation,
+            generation=self._context.generation,
             files=files,
             package=__version__,
             framework=self._context.options.framework,
@@ -337,7 +337,7 @@ class Saver:
         Args:
             best: name of the best checkpoint.
         """
-        self.engine.submit_prune(self._context.ownership.storage_group, best)
+        self.engine.submit_prune(self._context.storage_group, best)
 
     def drain(self) -> None:
         """Wait for the commits in flight, and treat a failure as ``on_save_error`` says. Every rank calls it.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import uuid
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -22,7 +21,13 @@ from resume_adapters.core.recovery.plan import HeldCheckpoint
 from resume_adapters.core.run.context import RunContext
 from resume_adapters.core.run_directory.discovery import discover_groups, read_identity, write_identity
 from resume_adapters.core.run_directory.journal import SET_ASIDE
-from resume_adapters.core.run_directory.status import RunStatus, WastedLaunch, may_start, wasted_launches
+from resume_adapters.core.run_directory.status import (
+    RunStatus,
+    StatusPublisher,
+    WastedLaunch,
+    may_start,
+    wasted_launches,
+)
 from resume_adapters.core.run_directory.upkeep import free_latest, is_checkpoint, prepare, set_aside, sweep
 from resume_adapters.core.storage.groups import shared_by_all
 from resume_adapters.core.tiers.memory import MemoryTier
@@ -52,8 +57,7 @@ class Takeover:
 
     Args:
         context: what the parts of the run have in common.
-        announce: called on the leader of a run directory with the generation, once it is taken over; writes that into
-            the status, and returns the status that the previous start left.
+        publisher: writes the status.
         attempt_checkpoint: the one from which a restartable block goes on; ``None``: the run directory says which.
         withdraws_stop: a stop file is one of an earlier start; else it may have been written for this block since.
 
@@ -68,13 +72,13 @@ class Takeover:
     def __init__(
         self,
         context: RunContext,
-        announce: Callable[[int], RunStatus | None],
+        publisher: StatusPublisher,
         attempt_checkpoint: HeldCheckpoint | None = None,
         *,
         withdraws_stop: bool = True,
     ) -> None:
         self.context = context
-        self.announce = announce
+        self.publisher = publisher
         self.storage = context.storage
         self.ranks = context.ranks
         self.directory = context.directory
@@ -112,7 +116,7 @@ class Takeover:
         except NoValidCheckpoint as error:
             if self._committed() != before:
                 choice = self._choose()  # an earlier start pruned the checkpoint that was being checked
-            elif self._has_sources:
+            elif self._tiers:
                 failure = error
             else:
                 raise
@@ -120,7 +124,7 @@ class Takeover:
         if self._committed() != before:
             # An earlier start committed or pruned meanwhile. From now on it can do neither.
             choice = self._choose()
-        if self._has_sources and self.attempt_checkpoint is None:
+        if self._tiers and self.attempt_checkpoint is None:
             choice = self._newest_of_all(choice, failure)
         tidied = self._on_leaders(lambda: self._tidy(choice), "tidy the run directory")
         _, self.wasted = tidied[0]
@@ -146,8 +150,9 @@ class Takeover:
             self.attempt_checkpoint = None
 
     @property
-    def _has_sources(self) -> bool:
-        return bool(self.mirrors) or self.memory_tier is not None
+    def _tiers(self) -> list[Tier]:
+        """What holds copies: the memory of this node, where it is asked first, and the mirrors."""
+        return [*([] if self.memory_tier is None else [self.memory_tier]), *self.mirrors.tiers]
 
     def _open_memory(self, memory: MemoryTier) -> None:
         """Find what earlier starts of this run have left in memory; a node that is new gets the run's identity."""
@@ -225,14 +230,12 @@ class Takeover:
             return ResumeChoice(None, ())
         histories = self._on_leaders(self.control.journal.committed, "read the journal")
         choice = latest_valid(
-            self.storage,
+            self.catalog,
             self.ranks,
             self.storage_group,
-            self.directory,
             self.foreign,
             histories[self.storage_group.leader],
             self._require_usable,
-            self.catalog,
             proved,
         )
         if choice.checkpoint is None and self.resume != "auto" and not self._is_own_pending():
@@ -250,15 +253,7 @@ class Takeover:
         self._on_leaders(self._set_aside_on_tiers, "set aside the copies")
         if self.resume == "scratch!":
             return choice
-        of_nodes = [] if self.memory_tier is None else [self.memory_tier]
-        candidates = TierCandidates(
-            [*of_nodes, *self.mirrors.tiers],
-            self.storage,
-            self.catalog,
-            self.ranks,
-            self.storage_group,
-            self._on_leaders,
-        )
+        candidates = TierCandidates(self._tiers, self.catalog, self.ranks, self.storage_group, self._on_leaders)
         found = candidates.find(has_local=choice.checkpoint is not None)
         if self.resume == "scratch":
             if found:
@@ -323,10 +318,8 @@ class Takeover:
 
     def _set_aside_after(self, step: int, before: int, done: Collection[str] = ()) -> None:
         """Set aside on the tiers what starts before a generation have saved after a step, but where that is done."""
-        tiers: list[Tier | MemoryTier] = [*self.mirrors.tiers]
-        if self.memory_tier is not None:
-            tiers.append(self.memory_tier)
-        lacking = [tier for tier in tiers if tier.label not in done]
+        # The memory last: what is set aside there is gone, and a mirror may not answer.
+        lacking = [tier for tier in reversed(self._tiers) if tier.label not in done]
         for tier in lacking:
             tier.set_aside(step, before)
         if lacking:
@@ -354,21 +347,13 @@ class Takeover:
             raise StateMismatch(f"the ranks see different checkpoints at {path}: steps {steps}", path=path)
         return found[self.ranks.rank]
 
-    def _is_there(self, subject: str | int) -> bool:
-        """Return whether a checkpoint of this name still exists, or one that is committed of this step."""
-        return subject in self._names if isinstance(subject, str) else subject in self._committed_steps
-
-    @functools.cached_property
-    def _names(self) -> set[str]:
-        return {path.name for path in candidates(self.storage, self.directory)}
-
-    @functools.cached_property
-    def _committed_steps(self) -> set[int]:
-        steps = set()
+    def _there(self) -> set[str | int]:
+        """Return the names of the checkpoints that still exist, and the steps of those that are committed."""
+        found: set[str | int] = {path.name for path in candidates(self.storage, self.directory)}
         for name in self.catalog.committed():
             with contextlib.suppress(CheckpointDamaged, FormatTooNew):
-                steps.add(self.catalog.summary(self.directory / name).step)
-        return steps
+                found.add(self.catalog.summary(self.directory / name).step)
+        return found
 
     def _require_own_files(self, checkpoint: Checkpoint | None) -> None:
         """Check that this rank finds its own files, where each node has only a part of the checkpoint.
@@ -400,7 +385,7 @@ class Takeover:
             # Now, since what follows may take long: a request from here on means this start.
             if self.withdraws_stop:
                 self.control.stop_file.withdraw()
-            return generation, self.announce(generation)
+            return generation, self.publisher.announce(generation, self.context.clock())
 
         self.generation, self.previous = self._on_leaders(take, "take the run directory over")[0]
 
@@ -418,17 +403,10 @@ class Takeover:
             if state_of(self.storage, each.path) in _SET_ASIDE and not is_chosen:
                 self._set_aside(each.path, self._fence)
         self._fence()
-        restored = sweep(
-            self.storage,
-            self.catalog,
-            self.control.leftovers,
-            self.control.journal,
-            self._fence,
-            self.placeholder.is_at,
-        )
+        restored = sweep(self.catalog, self.control, self._fence, self.placeholder.is_at)
         self._fence()
         wasted = wasted_launches(self.control.journal.history(), resumes_from=step)
-        self.control.journal.trim(self._is_there)
+        self.control.journal.trim(self._there)
         self.control.journal.append(
             "start",
             generation=self.generation,

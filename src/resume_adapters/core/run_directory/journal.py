@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -84,18 +84,19 @@ class Journal:
                 self._is_torn = not content.endswith(b"\n")
             return self._committed
 
-    def trim(self, is_there: Callable[[str | int], bool]) -> None:
+    def trim(self, find: Callable[[], Collection[str | int]]) -> None:
         """If the journal is large, keep its first and last entries, all stops, and what still counts of the commits.
 
         Args:
-            is_there: returns whether a checkpoint still exists, by name, or by step where the journal has no name.
+            find: returns the checkpoints that still exist, by name, and by step where the journal has no name.
         """
         if not self._storage.exists(self._file) or self._storage.size(self._file) <= _LARGE:
             return
         whole, count, last = self._read(), 0, dict[str | int, int]()
         for count, entry in enumerate(_entries(whole), 1):
             last.update(dict.fromkeys(subjects(entry), count))
-        counts = {number for subject, number in last.items() if is_there(subject)}
+        there = find()
+        counts = {number for subject, number in last.items() if subject in there}
         content = b"".join(
             msgspec.json.encode(entry) + b"\n"
             for number, entry in enumerate(_entries(whole), 1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from resume_adapters.core.checkpoint import layout, retention
@@ -15,17 +14,14 @@ from resume_adapters.core.checkpoint.remove import Fence, delete
 from resume_adapters.core.checkpoint.retention import Candidate, KeepAll, Plan, Policy
 from resume_adapters.core.checkpoint.validity import CommitHistory, check_digests, read_manifest
 from resume_adapters.core.ranks import SINGLE_PROCESS, Ranks, run_on_all_ranks
-from resume_adapters.core.run_directory.control import ControlDirectory, Leftovers
-from resume_adapters.core.run_directory.journal import Journal
+from resume_adapters.core.run_directory.control import ControlDirectory
 from resume_adapters.core.run_directory.upkeep import Placeholder
-from resume_adapters.core.storage.base import Storage
 from resume_adapters.core.storage.groups import StorageGroup
 from resume_adapters.errors import CheckpointDamaged, FormatTooNew
 
 
 def plan_prune(
-    storage: Storage,
-    directory: Path,
+    catalog: Catalog,
     keep: Policy,
     history: CommitHistory,
     *,
@@ -33,7 +29,6 @@ def plan_prune(
     best: str | None = None,
     just_committed: str | None = None,
     leaders: Ranks = SINGLE_PROCESS,
-    catalog: Catalog | None = None,
     held: Callable[[], Mapping[str, str]] = dict,
 ) -> Plan:
     """Apply a policy to the committed checkpoints of a run directory, or of all run directories of a run.
@@ -43,31 +38,29 @@ def plan_prune(
     removed because of it.
 
     Args:
-        storage: the file operations.
-        directory: the run directory.
+        catalog: the checkpoints of the run directory. After a commit, of the files that it has looked at before, it
+            looks at those again on which it depends what is removed.
         keep: the policy.
         history: what the run has committed in this directory.
         now: seconds since 1970.
         best: name of the best checkpoint; by default that of the newest manifest.
         just_committed: name of a checkpoint that this process has just committed; it is not read again.
         leaders: the leaders of the run's directories; all call this and get the same plan.
-        catalog: remembers the checkpoints of the run directory. After a commit, of the files that it has looked at
-            before, it looks at those again on which it depends what is removed.
         held: returns the names of checkpoints that must stay, each with the reason.
     """
-    known = Catalog(storage, directory) if catalog is None else catalog
-    is_trusting = catalog is not None and just_committed is not None
+    storage, directory = catalog.storage, catalog.directory
+    is_trusting = just_committed is not None
 
     def look() -> _Found:
-        whole = known.whole()
-        if not is_trusting and known.look_again():
-            whole = known.whole()
+        whole = catalog.whole()
+        if not is_trusting and catalog.look_again():
+            whole = catalog.whole()
         unknown = {
             name
             for name, summary in whole.items()
             if not _has_committed(history, name, summary) and not layout.is_unfinished(storage, directory / name)
         }
-        linked = {name: f"{link} points to it" for name, link in known.linked.items()}
+        linked = {name: f"{link} points to it" for name, link in catalog.linked.items()}
         return _Found(whole, unknown, {**held(), **linked})
 
     def agrees(name: str) -> bool:
@@ -86,7 +79,7 @@ def plan_prune(
         found = run_on_all_ranks(leaders, look, "list the checkpoints")
         plan = _plan(found, keep, leaders.gather(now)[0], best, is_whole)
         suspects = [*plan.remove, *list(plan.keep)[:_SUSPECTS]] if is_trusting and plan.remove else []
-        again = functools.partial(known.look_again, suspects)
+        again = functools.partial(catalog.look_again, suspects)
         if not any(run_on_all_ranks(leaders, again, "look at the checkpoints")):
             return plan
 
@@ -167,15 +160,13 @@ def _merge(of_all: list[dict[str, Summary | None]]) -> tuple[dict[str, Summary],
     return {name: found[name] for name in order}, partial
 
 
-def prune(storage: Storage, directory: Path, plan: Plan, journal: Journal, leftovers: Leftovers, fence: Fence) -> Plan:
+def prune(catalog: Catalog, plan: Plan, control: ControlDirectory, fence: Fence) -> Plan:
     """Remove the checkpoints that a plan removes. If this is interrupted, the next start removes the rest.
 
     Args:
-        storage: the file operations.
-        directory: the run directory.
+        catalog: the checkpoints of the run directory.
         plan: what to remove.
-        journal: gets an entry for each checkpoint that is removed.
-        leftovers: counts what cannot be removed.
+        control: its journal gets an entry for each checkpoint that is removed, and what cannot be removed is counted.
         fence: raises where a later start owns the run directory.
 
     Returns:
@@ -184,16 +175,16 @@ def prune(storage: Storage, directory: Path, plan: Plan, journal: Journal, lefto
     Raises:
         FencedOff: a later start owns the run directory.
     """
-    held = {}
+    storage, directory, held = catalog.storage, catalog.directory, {}
     for name, reason in plan.remove.items():
         if not layout.root_paths(storage, directory / name):
             continue  # it is in another directory only
         error = delete(storage, directory / name, fence)
-        leftovers.add(directory / name, error)
+        control.leftovers.add(directory / name, error)
         if error is not None and layout.root_paths(storage, directory / name):
             held[name] = f"could not be removed: {error.strerror}"
         else:
-            journal.append("prune", checkpoint=name, reason=reason)
+            control.journal.append("prune", checkpoint=name, reason=reason)
     remove = {name: reason for name, reason in plan.remove.items() if name not in held}
     return Plan({**plan.keep, **held}, remove)
 
@@ -254,20 +245,17 @@ class Pruner:
         if just_committed is not None and not group.is_partial and self._keeps_all(just_committed):
             return Plan({}, {})
         plan = plan_prune(
-            self._catalog.storage,
-            self.directory,
+            self._catalog,
             self.keep,
             self._control.journal.committed(),
             now=self._control.clock(),
             best=best,
             just_committed=just_committed,
             leaders=group.leaders,
-            catalog=self._catalog,
             held=self._held,
         )
         with self._observed(plan.remove):
-            journal, leftovers = self._control.journal, self._control.leftovers
-            return prune(self._catalog.storage, self.directory, plan, journal, leftovers, self.fence)
+            return prune(self._catalog, plan, self._control, self.fence)
 
     def _keeps_all(self, just_committed: str) -> bool:
         """Return whether nothing can be removed after a commit, so that no checkpoint needs to be looked at."""

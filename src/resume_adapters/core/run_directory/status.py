@@ -349,6 +349,7 @@ class StatusPublisher:
         self._describe = describe
         self.state: RunState | None = None
         self._facts: Mapping[str, Any] = {}
+        self._undo_announcing: Callable[[], None] | None = None
         self._writing = threading.Lock()
 
     def set_state(self, state: RunState, facts: Mapping[str, Any]) -> None:
@@ -364,15 +365,36 @@ class StatusPublisher:
             self.state, self._facts = state, facts
             self._write()
 
-    def announce(self, taken: RunStatus) -> None:
-        """Write a status before the first state is set; the journal does not have this start yet."""
-        self._try_to(functools.partial(self._file.refresh, taken), taken.state.value)
+    def announce(self, generation: int, now: float) -> RunStatus | None:
+        """Write that this start owns the run directory, before its first state; the journal does not have it yet.
 
-    def restore(self, former: RunStatus | None) -> None:
-        """Write the status again that the start before left, if this one has set no state."""
-        if self.state is None:
-            work = self._file.remove if former is None else functools.partial(self._file.refresh, former)
-            self._try_to(work, "as the launch before left it")
+        Args:
+            generation: of this start.
+            now: seconds since 1970.
+
+        Returns:
+            The status that the start before left.
+        """
+        former = self._file.read()
+        self._undo_announcing = self._file.remove if former is None else functools.partial(self._file.refresh, former)
+        known = RunStatus(state=RunState.RUNNING) if former is None else former
+        taken = RunStatus(
+            state=RunState.RUNNING,
+            step=known.step,
+            epoch=known.epoch,
+            horizon=known.horizon,
+            last_commit=known.last_commit,
+            generation=generation,
+            reason="it chooses what it resumes from",
+        )
+        self._try_to(lambda: self._file.refresh(signed(taken, now)), taken.state.value)
+        return former
+
+    def restore(self) -> None:
+        """Write the status again that the start before left, if this one has announced itself and set no state."""
+        undo, self._undo_announcing = self._undo_announcing, None
+        if undo is not None and self.state is None:
+            self._try_to(undo, "as the launch before left it")
 
     def repeat(self) -> None:
         """Write the last state again, with what has changed beside it."""

@@ -30,7 +30,7 @@ from resume_adapters.core.checkpoint.remove import (
 )
 from resume_adapters.core.checkpoint.validity import CommitHistory, ForeignDetector, foreign_step
 from resume_adapters.core.log import logger
-from resume_adapters.core.run_directory.control import Leftovers
+from resume_adapters.core.run_directory.control import ControlDirectory, Leftovers
 from resume_adapters.core.run_directory.journal import Journal
 from resume_adapters.core.storage.base import (
     Storage,
@@ -150,20 +150,16 @@ def _moves(storage: Storage, path: Path, target: Path) -> dict[Path, Path]:
 
 
 def sweep(
-    storage: Storage,
     catalog: Catalog,
-    leftovers: Leftovers,
-    journal: Journal,
+    control: ControlDirectory,
     fence: Fence,
     is_placeholder: Callable[[Path], bool] = lambda path: False,
 ) -> dict[Path, Path]:
     """Remove the leftovers of crashed saves and prunes, and restore what a crashed second save superseded.
 
     Args:
-        storage: the file operations.
         catalog: the checkpoints of the run directory.
-        leftovers: counts what cannot be removed.
-        journal: gets the entry of a commit that a crash left out.
+        control: counts what cannot be removed; its journal gets the entry of a commit that a crash left out.
         fence: raises where a later start owns the run directory.
         is_placeholder: returns whether a pending checkpoint stays until one is committed.
 
@@ -173,19 +169,18 @@ def sweep(
     Raises:
         FencedOff: a later start owns the run directory.
     """
-    directory = catalog.directory
-    control = directory / CONTROL
+    storage, directory, leftovers = catalog.storage, catalog.directory, control.leftovers
     # First: a checkpoint of an earlier start that wakes up may still get its name, and is then found under that.
-    for entry in sorted(storage.entries(control)):
+    for entry in sorted(storage.entries(control.path)):
         if entry.name.startswith((BEGUN, REMOVED)):
-            leftovers.add(control / entry.name, delete_leftover(storage, control / entry.name, fence))
+            leftovers.add(control.path / entry.name, delete_leftover(storage, control.path / entry.name, fence))
     committed = set(catalog.committed())
     for path in candidates(storage, directory):
         if storage.is_link(path):
             continue
         if path.name in committed:
             if not catalog.is_published(path):
-                _complete(storage, path, catalog, journal, fence)
+                _complete(path, catalog, control.journal, fence)
         elif state_of(storage, path) is CheckpointState.PENDING and (committed or not is_placeholder(path)):
             leftovers.add(path, delete(storage, path, fence))
     _remove_temporary_files(storage, directory, fence)
@@ -200,10 +195,10 @@ def sweep(
     return restored
 
 
-def _complete(storage: Storage, path: Path, catalog: Catalog, journal: Journal, fence: Fence) -> None:
+def _complete(path: Path, catalog: Catalog, journal: Journal, fence: Fence) -> None:
     """Do what a process that was killed right after a commit, or woken up there, has left undone."""
     fence()
-    name = layout.original_path(path).name
+    storage, name = catalog.storage, layout.original_path(path).name
     if layout.is_unfinished(storage, path) and not journal.committed().has(name):
         with contextlib.suppress(CheckpointDamaged, FormatTooNew):  # it is not resumed from either
             journal.append("commit", step=catalog.summary(path).step, checkpoint=name)

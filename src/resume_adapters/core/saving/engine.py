@@ -18,6 +18,7 @@ from resume_adapters.core.checkpoint.commit import PendingCheckpoint
 from resume_adapters.core.checkpoint.layout import Pointer
 from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest
 from resume_adapters.core.checkpoint.remove import fenced_off
+from resume_adapters.core.checkpoint.writer import WrittenCheckpoint
 from resume_adapters.core.log import logger
 from resume_adapters.core.ranks import Ranks, run_on_all_ranks
 from resume_adapters.core.run_directory.journal import Journal
@@ -38,19 +39,17 @@ class SaveRequest:
 
     Attributes:
         pending: the checkpoint.
-        files: this rank's files, each after its path for the manifest.
+        written: this rank's part of it.
         describe: makes the manifest; see :meth:`PendingCheckpoint.commit`.
         began: when the save began, by ``time.monotonic``.
         copied: what is still to be written; ``None``: nothing.
-        complete: writes what is computed from the copy.
     """
 
     pending: PendingCheckpoint
-    files: tuple[tuple[Path, Path], ...]
+    written: WrittenCheckpoint
     describe: Callable[[tuple[FileEntry, ...]], Manifest]
     began: float
     copied: CopiedSave | None = None
-    complete: Callable[[], object] = bool
 
 
 class _Job:
@@ -269,10 +268,10 @@ class SaveEngine:
             if copied is None:
                 return {}
             copied.wait()
-            request.complete()
+            request.written.complete()
             return copied.write(pending.storage, pending.place)
 
-        return pending.commit(self._ranks, request.files, request.describe, write)
+        return pending.commit(self._ranks, request.written.files, request.describe, write)
 
     def _commit_to_memory(self, memory: MemoryTier, request: SaveRequest) -> Manifest | None:
         """Commit a checkpoint in memory; what goes wrong there is said, and does not end the run."""
@@ -288,48 +287,38 @@ class SaveEngine:
         pending, manifest = request.pending, self._write_marker(request)
         self.last_committed = pending.step
         seconds = time.monotonic() - request.began
-        self._on_committed(pending.path.name, manifest, seconds)
-        run_on_all_ranks(
-            self._ranks,
-            lambda: self._after_commit(pending, manifest, seconds) if pending.storage_group.is_leader else None,
-            f"prune after {pending.path.name}",
-            functools.partial(_after_commit_failed, pending),
-        )
-        if self._memory is not None:
-            self._memory.copy(self._ranks, pending.path, manifest)
-        return manifest
-
-    def _after_commit(self, pending: PendingCheckpoint, manifest: Manifest, seconds: float) -> None:
-        """Publish a checkpoint and prune, on the leaders of all run directories."""
-        group = pending.storage_group
+        name, group = pending.path.name, pending.storage_group
+        self._on_committed(name, manifest, seconds)
 
         def announce() -> None:
             pending.announce(self._latest, self._journal.append, manifest, seconds=seconds)
 
-        # Every node has committed its part before any of them prunes.
-        run_on_all_ranks(group.leaders, announce, f"announce {pending.path.name}")
-        self._pruner.prune(group, manifest.best, just_committed=pending.path.name)
-        pending.set_replaced_aside()  # it is damaged, or pruning would have removed it
+        def publish() -> None:
+            if group.is_leader:
+                # Every node has committed its part before any of them prunes.
+                run_on_all_ranks(group.leaders, announce, f"announce {name}")
+                self._pruner.prune(group, manifest.best, just_committed=name)
+                pending.set_replaced_aside()  # it is damaged, or pruning would have removed it
+
+        def failed(cause: Exception) -> ResumeError:
+            return fenced_off(pending.fence) or SaveFailed(
+                f"{name} is committed, but what follows a commit (latest, journal, retention) failed: {cause}. Nothing "
+                "is lost: fix permissions or free space, then launch the same command again",
+                path=pending.path,
+                step=pending.step,
+            )
+
+        run_on_all_ranks(self._ranks, publish, f"prune after {name}", failed)
+        if self._memory is not None:
+            self._memory.copy(self._ranks, pending.path, manifest)
+        return manifest
 
     def _prune(self, group: StorageGroup, best: str | None) -> None:
-        run_on_all_ranks(
-            self._ranks,
-            lambda: self._pruner.prune(group, best) if group.is_leader else None,
-            "prune",
-            functools.partial(_prune_failed, self._pruner),
-        )
+        pruner = self._pruner
 
+        def failed(cause: Exception) -> ResumeError:
+            return fenced_off(pruner.fence) or SaveFailed(
+                f"could not prune {pruner.directory}: {cause}. Nothing is lost", path=pruner.directory
+            )
 
-def _after_commit_failed(pending: PendingCheckpoint, cause: Exception) -> ResumeError:
-    return fenced_off(pending.fence) or SaveFailed(
-        f"{pending.path.name} is committed, but what follows a commit (latest, journal, retention) failed: {cause}. "
-        "Nothing is lost: fix permissions or free space, then launch the same command again",
-        path=pending.path,
-        step=pending.step,
-    )
-
-
-def _prune_failed(pruner: Pruner, cause: Exception) -> ResumeError:
-    return fenced_off(pruner.fence) or SaveFailed(
-        f"could not prune {pruner.directory}: {cause}. Nothing is lost", path=pruner.directory
-    )
+        run_on_all_ranks(self._ranks, lambda: pruner.prune(group, best) if group.is_leader else None, "prune", failed)

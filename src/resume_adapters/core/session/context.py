@@ -80,9 +80,11 @@ class RestoreContext:
         self.launch: LaunchState | None = None
         self._kind = kind
         self._trees: list[Mapping[str, Any]] = []
-        self._own_tree = self._read(self.ranks.rank % self.saved_by) if checkpoint.manifest is not None else None
+        self._own_tree = (
+            self.reader.rank_tree(self.ranks.rank % self.saved_by) if checkpoint.manifest is not None else None
+        )
         if self._own_tree is not None:
-            self.rank_state = self._rank_state(self._own_tree)
+            self.rank_state = kind.from_tree(self._own_tree, self.source)
             self.launch = LaunchState.from_tree(self._own_tree, self.source)
 
     @property
@@ -126,15 +128,9 @@ class RestoreContext:
         """Where this rank's state was read, for errors."""
         return self.reader.rank_source(self.ranks.rank % self.saved_by)
 
-    def _read(self, rank: int) -> Mapping[str, Any] | None:
-        return self.reader.rank_tree(rank)
-
-    def _rank_state(self, tree: Mapping[str, Any]) -> RankState:
-        return self._kind.from_tree(tree, self.source)
-
     def all_rank_states(self) -> list[Any]:
         """Return what each rank saved, in rank order. Every rank asks."""
-        return [self._rank_state(tree) for tree in self._all_trees()]
+        return [self._kind.from_tree(tree, self.source) for tree in self._all_trees()]
 
     def _all_trees(self) -> list[Mapping[str, Any]]:
         manifest = self.checkpoint.manifest
@@ -142,7 +138,7 @@ class RestoreContext:
         if not self._trees and manifest.ranks is not None:
             self._trees = [each or {} for each in self.ranks.gather(self._own_tree)]  # no rank sees the files of all
         elif not self._trees:
-            self._trees = [self._read(rank) or {} for rank in range(manifest.world_size)]
+            self._trees = [self.reader.rank_tree(rank) or {} for rank in range(manifest.world_size)]
         return self._trees
 
     def require_parts(self) -> None:

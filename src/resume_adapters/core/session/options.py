@@ -263,18 +263,15 @@ class TextOptions(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unkno
         Raises:
             UnsupportedSetting: a policy, a period or a duration is invalid.
         """
+        as_given = ("resume", "verify", "on_batch_change", "on_save_error", "stage")
         return {
-            "resume": self.resume,
+            **{name: getattr(self, name) for name in as_given},
             "keep": self._keep(),
             "stop": StopOn(
                 exit_code=self.exit_code, walltime=self.walltime, reserve=self.reserve, requeue=self.requeue
             ),
             "save_every": self._save_every(),
             "mtbf": None if self.mtbf is None else parse_period(self.mtbf),
-            "verify": self.verify,
-            "on_batch_change": self.on_batch_change,
-            "on_save_error": self.on_save_error,
-            "stage": self.stage,
             "mirror": self._mirrors(),
         }
 
@@ -303,16 +300,12 @@ class TextOptions(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unkno
             return given
         if given == "auto":
             return "auto"
-        return int(given) if re.fullmatch(r"\d{1,18}", given) else _period_or_word(given)
-
-
-def _period_or_word(text: str) -> timedelta:
-    try:
-        return parse_period(text)
-    except UnsupportedSetting as error:
-        raise UnsupportedSetting(
-            f'invalid save_every {text!r}: expected a number of optimizer steps, a period such as 30m, or "auto"'
-        ) from error
+        try:
+            return int(given) if re.fullmatch(r"\d{1,18}", given) else parse_period(given)
+        except UnsupportedSetting as error:
+            raise UnsupportedSetting(
+                f'invalid save_every {given!r}: expected a number of optimizer steps, a period such as 30m, or "auto"'
+            ) from error
 
 
 def options_of_environment(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:

@@ -536,11 +536,7 @@ class Session:
     def is_finished(self, step: int, horizon: int) -> bool:
         """Return whether the run was left as finished at this step, with the same horizon: nothing is left to do."""
         former = self.run.previous
-        return former is not None and (former.state, former.step, former.horizon) == (
-            RunState.FINISHED,
-            step,
-            horizon,
-        )
+        return former is not None and (former.state, former.step, former.horizon) == (RunState.FINISHED, step, horizon)
 
     def log_finished(self, step: int, reason: str) -> None:
         """Log that the run had finished, and why nothing is left to train."""

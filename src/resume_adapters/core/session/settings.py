@@ -348,22 +348,18 @@ class SettingsComparison:
 
     def in_force(self) -> LaunchSettings:
         """Return the settings to save: this launch's, and the checkpoint's where those are in force."""
-        found = self._in_force()
+        found, saved = self._given or self._read(), self._saved
+        if saved is not None and self._kept:
+            kept = {name: saved.arguments[name] for name in self._kept if name in saved.arguments}
+            is_loaded = bool(self._kept - set(found.arguments) - {_FROZEN})
+            found = replace(
+                found,
+                arguments={**found.arguments, **kept},
+                optimizers=saved.optimizers if is_loaded else found.optimizers,
+                frozen=saved.frozen if _FROZEN in self._kept else found.frozen,
+            )
         optimizers = [self._regrouped.get(number, each) for number, each in enumerate(found.optimizers)]
         return replace(found, optimizers=optimizers)
-
-    def _in_force(self) -> LaunchSettings:
-        given, saved = self._given or self._read(), self._saved
-        if saved is None or not self._kept:
-            return given
-        kept = {name: saved.arguments[name] for name in self._kept if name in saved.arguments}
-        is_loaded = bool(self._kept - set(given.arguments) - {_FROZEN})
-        return replace(
-            given,
-            arguments={**given.arguments, **kept},
-            optimizers=saved.optimizers if is_loaded else given.optimizers,
-            frozen=saved.frozen if _FROZEN in self._kept else given.frozen,
-        )
 
 
 _GROUPS = "Make all groups before the run begins or resumes: a parameter that is frozen may be in one"

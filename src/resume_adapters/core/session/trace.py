@@ -34,7 +34,7 @@ class StepTrace:
         self._framework = framework
         self._generators = generators
         self._hooks: list[Any] = []
-        self._stepped: dict[int, _Stepped] = {}
+        self._stepped: dict[int, tuple[Any, list[str | None]]] = {}  # an optimizer, and the rates of its groups
         self._batches: list[str] = []
         self._losses: list[str | None] = []
         self._grad_norm: str | None = None
@@ -95,9 +95,9 @@ class StepTrace:
         self._grad_norm = _hex(norm)
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        stepped = self._stepped.setdefault(id(optimizer), _Stepped(optimizer))
+        _, rates = self._stepped.setdefault(id(optimizer), (optimizer, []))
         # Several times in a step, with some of the groups each time, where ZeRO steps its partitions.
-        stepped.rates += [_hex(group["lr"]) for group in optimizer.param_groups]
+        rates += [_hex(group["lr"]) for group in optimizer.param_groups]
 
     def end_step(self, step: int, epoch: float) -> None:
         """Write the line of a step, and pause if that is asked for here; a no-op where the step has its line already.
@@ -108,7 +108,7 @@ class StepTrace:
         if step == self._last:  # a batch after which a hand-written optimization has not stepped
             return
         is_due = step // self._log.every != self._last // self._log.every
-        optimizers = [each.optimizer for each in self._stepped.values()]
+        optimizers = [optimizer for optimizer, _ in self._stepped.values()]
         self._log.write(
             "step",
             step=step,
@@ -117,7 +117,7 @@ class StepTrace:
             rng=self._random_state(),
             loss=None if self._is_partial else self._losses,
             grad_norm=self._grad_norm,
-            lr=[each.rates for each in self._stepped.values()],
+            lr=[rates for _, rates in self._stepped.values()],
             weights=self._weights(optimizers) if is_due else None,
             optimizer=value_digest([_optimizer_state(each) for each in optimizers]) if is_due else None,
         )
@@ -145,14 +145,6 @@ class StepTrace:
         """Observe the optimizers no longer."""
         while self._hooks:
             self._hooks.pop().remove()
-
-
-class _Stepped:
-    """An optimizer that has stepped, and the learning rates of its groups, as ``float.hex()``."""
-
-    def __init__(self, optimizer: Any) -> None:
-        self.optimizer = optimizer
-        self.rates: list[str | None] = []
 
 
 def missing_parts(entries: Sequence[Any]) -> list[str]:

@@ -20,9 +20,8 @@ from resume_adapters.core.checkpoint.remove import Fence, delete, delete_all
 from resume_adapters.core.checkpoint.validity import read_manifest
 from resume_adapters.core.log import logger
 from resume_adapters.core.ranks import SINGLE_PROCESS, Ranks, run_on_all_ranks
-from resume_adapters.core.run_directory.control import Leftovers
+from resume_adapters.core.run_directory.control import ControlDirectory
 from resume_adapters.core.run_directory.discovery import ranks_by_directory
-from resume_adapters.core.run_directory.journal import Journal
 from resume_adapters.core.run_directory.status import MirrorStatus
 from resume_adapters.core.run_directory.upkeep import sweep
 from resume_adapters.core.storage.base import Storage, read_pieces
@@ -133,8 +132,8 @@ class MemoryTier:
         """
 
         def tidy() -> None:
-            journal = Journal(self._storage, self.directory / CONTROL, self._clock)
-            sweep(self._storage, Catalog(self._storage, self.directory), Leftovers(), journal, self._fence)
+            control = ControlDirectory(self._storage, self.directory, self._clock)
+            sweep(Catalog(self._storage, self.directory), control, self._fence)
             self.set_aside(step)
 
         self._on_leaders(ranks, tidy, "tidy the memory")

@@ -446,9 +446,6 @@ class Mirrors:
         self._mirrors: list[TierMirror] = []
         self._token = ""
 
-    def __bool__(self) -> bool:
-        return bool(self.settings)
-
     def connect(self, ranks: Ranks, group: StorageGroup, token: str) -> None:
         """Make the tiers. Every rank calls it; nothing is read or written yet.
 

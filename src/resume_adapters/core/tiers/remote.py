@@ -182,6 +182,7 @@ class RemoteTier:
 
     Attributes:
         claims: which start may add to it.
+        unreadable: the places that :meth:`checkpoints` has found whose manifests cannot be used.
     """
 
     def __init__(self, store: ObjectStore, storage: Storage, owner: str) -> None:
@@ -189,7 +190,7 @@ class RemoteTier:
         self._store = store
         self._storage = storage
         self._manifests: dict[str, Manifest] = {}
-        self._unreadable: set[str] = set()
+        self.unreadable: list[str] = []
 
     @property
     def label(self) -> str:
@@ -222,15 +223,11 @@ class RemoteTier:
         except FileNotFoundError:  # retention has removed it meanwhile
             return None
         except (CheckpointDamaged, FormatTooNew) as error:
-            if place not in self._unreadable:
+            if place not in self.unreadable:
                 logger.warning("%s/%s is not used: %s", self.label, place, error)
-            self._unreadable.add(place)
+                self.unreadable.append(place)
             return None
         return self._manifests[place]
-
-    @property
-    def unreadable(self) -> list[str]:
-        return sorted(self._unreadable)
 
     def copy(
         self,

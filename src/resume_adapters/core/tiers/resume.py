@@ -19,7 +19,6 @@ from resume_adapters.core.checkpoint.validity import check_digests, read_manifes
 from resume_adapters.core.log import logger
 from resume_adapters.core.ranks import Ranks, run_on_all_ranks
 from resume_adapters.core.run_directory.upkeep import format_bytes
-from resume_adapters.core.storage.base import Storage
 from resume_adapters.core.storage.groups import StorageGroup
 from resume_adapters.core.tiers.tier import Fetch, Identity, Tier, TierCheckpoint
 from resume_adapters.errors import CheckpointDamaged, FormatTooNew, RunDirectoryUnusable, TierUnavailable
@@ -37,7 +36,6 @@ class TierCandidates:
 
     Attributes:
         tiers: what the checkpoints may be taken from; the first of those that have one is asked first.
-        storage: the file operations of the run directory.
         catalog: the checkpoints of the run directory.
         ranks: the ranks of the run.
         group: those that share the run directory.
@@ -47,7 +45,6 @@ class TierCandidates:
     """
 
     tiers: Sequence[Tier]
-    storage: Storage
     catalog: Catalog
     ranks: Ranks
     group: StorageGroup
@@ -100,7 +97,7 @@ class TierCandidates:
         found = []
         for name in self.catalog.committed():
             with contextlib.suppress(CheckpointDamaged, FormatTooNew):
-                found.append(Identity.of(name, read_manifest(self.storage, self.catalog.directory / name)))
+                found.append(Identity.of(name, read_manifest(self.catalog.storage, self.catalog.directory / name)))
         return found
 
     def _has_whole(self, identity: Identity) -> bool:
@@ -112,7 +109,7 @@ class TierCandidates:
             return False
         path = self.catalog.directory / identity.name
         with contextlib.suppress(CheckpointDamaged):
-            for _ in check_digests(self.storage, path, read_manifest(self.storage, path).files):
+            for _ in check_digests(self.catalog.storage, path, read_manifest(self.catalog.storage, path).files):
                 pass
             return True
         return False
@@ -127,17 +124,28 @@ class TierCandidates:
         for number, found in [] if self._has_whole(identity) else self._here.get(identity, []):
             tier = self.tiers[number]
             try:
-                self._require_room(tier, found, _listed_bytes(tier, found))
+                self._require_room(tier, found)
             except (CheckpointDamaged, TierUnavailable) as error:
                 errors.append(error)
             else:
                 usable.append((number, found))
         return usable, errors
 
-    def _require_room(self, tier: Tier, found: TierCheckpoint, needed: int) -> None:
-        """Refuse a fetch that would fill the disk: no older checkpoint takes the place of one that has no room."""
-        directory = self.catalog.directory
-        if (free := self.storage.free_bytes(directory)) < needed:
+    def _require_room(self, tier: Tier, found: TierCheckpoint) -> None:
+        """Refuse a fetch that would fill the disk: no older checkpoint takes the place of one that has no room.
+
+        Raises:
+            CheckpointDamaged: a file has another size than its manifest says.
+            RunDirectoryUnusable: there is no room.
+        """
+        sizes, directory = tier.sizes(found), self.catalog.directory
+        for entry in found.manifest.files:
+            if (size := sizes.get(entry.path, entry.bytes)) != entry.bytes:  # what is not listed yet may be there
+                raise CheckpointDamaged(
+                    f"{tier.label}/{found.place}/{entry.path} has {size} bytes, its manifest says {entry.bytes}"
+                )
+        needed = sum(sizes.get(entry.path, 0) for entry in found.manifest.files)
+        if (free := self.catalog.storage.free_bytes(directory)) < needed:
             raise RunDirectoryUnusable(
                 f"{found.name} of {tier.label} has {format_bytes(needed)}, and {directory} has {format_bytes(free)} "
                 "free: free space, or remove it there to go on from an older one; then launch the same command again",
@@ -179,21 +187,6 @@ class TierCandidates:
 
         errors = [each for found in run_on_all_ranks(ranks, bring, f"fetch {identity.name}") for each in found]
         return next((each for each in errors if isinstance(each, TierUnavailable)), errors[0] if errors else None)
-
-
-def _listed_bytes(tier: Tier, found: TierCheckpoint) -> int:
-    """Return how many bytes of a copy are listed. A file that is not listed yet may be there.
-
-    Raises:
-        CheckpointDamaged: a file has another size than its manifest says.
-    """
-    sizes = tier.sizes(found)
-    for entry in found.manifest.files:
-        if (size := sizes.get(entry.path, entry.bytes)) != entry.bytes:
-            raise CheckpointDamaged(
-                f"{tier.label}/{found.place}/{entry.path} has {size} bytes, its manifest says {entry.bytes}"
-            )
-    return sum(sizes.get(entry.path, 0) for entry in found.manifest.files)
 
 
 def identity_of(checkpoint: Checkpoint | None, directory: Path) -> Identity | None:
