@@ -75,13 +75,26 @@ def names_a_path(words: Iterable[str]) -> bool:
 
 
 @nox.session(tags=["ci"])
+def ci(session: nox.Session) -> None:
+    """Run what every change must pass, in one environment: style, types, and the tests of ``tests`` and ``thorough``.
+
+    They run together, so that the cases of both share the servers and the uninterrupted runs of a worker.
+    """
+    install(session, "-e", ".[test-all]", "mypy", "ruff")
+    session.run("ruff", "check")
+    session.run("ruff", "format", "--check")
+    session.run("mypy")
+    run_tests(session, require="hf,lightning,accelerate,deepspeed,device", only="not long")
+
+
+@nox.session
 def tests(session: nox.Session) -> None:
     """Run the tests of the README's command; none may be skipped because a framework is missing."""
     install(session, "-e", ".[test-all]")
     run_tests(session, *recorded(session, "tests"), require="hf,lightning,accelerate,deepspeed")
 
 
-@nox.session(tags=["ci"])
+@nox.session
 def thorough(session: nox.Session) -> None:
     """Run what ``tests`` leaves out for the time that it takes: further cases, and tests of half a minute."""
     install(session, "-e", ".[test-all]")
@@ -385,7 +398,7 @@ def slurm(session: nox.Session) -> None:
 # ---- The sources
 
 
-@nox.session(tags=["ci"])
+@nox.session
 def lint(session: nox.Session) -> None:
     """Check style and formatting."""
     install(session, "ruff")
@@ -393,7 +406,7 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "format", "--check", *session.posargs)
 
 
-@nox.session(tags=["ci"])
+@nox.session
 def typing(session: nox.Session) -> None:
     """Check types, strictly."""
     install(session, "-e", ".[all,test]", "mypy")

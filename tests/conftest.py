@@ -77,6 +77,12 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return True if relative.parts and missing(relative.parts[0]) else None
 
 
+@pytest.fixture
+def job(request: pytest.FixtureRequest) -> Any:
+    """Return what a module of laws says of its job."""
+    return request.module.JOB
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
     """Keep what earlier tests imported out of each look through all objects: a test makes its own."""

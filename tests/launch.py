@@ -25,7 +25,6 @@ import json
 import os
 import pkgutil
 import random
-import runpy
 import select
 import signal
 import socket
@@ -33,7 +32,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -157,8 +156,9 @@ class Root:
         self._bytecode = tempfile.TemporaryDirectory(prefix="bytecode-", ignore_cleanup_errors=True)
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         environment["JOBS_BYTECODE"] = self._bytecode.name
+        command = [sys.executable, "-c", _ROOT_AND_ALL_ITS_FORKS, str(Path(__file__).parent)]
         self._process = subprocess.Popen(
-            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
         atexit.register(self._close)
 
@@ -330,8 +330,19 @@ def free_port() -> int:
 # ---- The server's side
 
 
-def _fork_servers() -> None:
-    """Fork a server for each line of the input."""
+_ROOT_AND_ALL_ITS_FORKS = """
+import sys
+sys.path[0] = sys.argv[1]
+import runpy
+import launch
+with launch.ending_process():
+    runpy.run_path(launch.wait_for_job(), run_name="__main__")
+"""
+"""What calls a job. It has no file: a call of the tests would be looked through like those of its script."""
+
+
+def wait_for_job() -> str:
+    """Fork a server for each line of the input; return in each job that a server forks, with the path of its script."""
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # some modules print when they are imported
     keep_bytecode()
@@ -340,9 +351,9 @@ def _fork_servers() -> None:
         request = json.loads(line)
         pid = os.fork()
         if pid == 0:
-            _serve(**request)
-            os._exit(0)
+            return _serve(**request)
         print(pid, file=replies, flush=True)
+    os._exit(0)
 
 
 def is_installed(package: str) -> bool:
@@ -357,8 +368,8 @@ def _import(*modules: str) -> None:
             __import__(module)
 
 
-def _serve(address: str, imports: list[str]) -> None:
-    """Import what the jobs need, and fork one for each request."""
+def _serve(address: str, imports: list[str]) -> str:
+    """Import what the jobs need, and fork one for each request; return in that job, with the path of its script."""
     _end_with_parent()
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(address)
@@ -376,10 +387,12 @@ def _serve(address: str, imports: list[str]) -> None:
             reply: int | None = os.fork()
             if reply == 0:
                 _become(request)
+                return str(request["script"])
             statuses.pop(reply, None)  # of an earlier job of that number: the kernel gives them out again
         else:
             reply = _status(request["pid"], statuses)
         print(json.dumps(reply), file=stream, flush=True)
+    os._exit(0)
 
 
 def look_for_the_job_often() -> None:
@@ -445,7 +458,7 @@ def _status(pid: int, statuses: dict[int, int]) -> int | None:
 
 
 def _become(request: dict[str, Any]) -> None:
-    """In the forked process: become the job."""
+    """Make of the forked process what a launcher gives to a job."""
     os.setpgid(0, 0)
     _end_with_parent()
     output = os.open(request["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
@@ -458,9 +471,14 @@ def _become(request: dict[str, Any]) -> None:
     os.chdir(request["directory"])
     sys.argv = [request["script"], *request["arguments"]]
     sys.path.insert(0, str(Path(request["script"]).parent))
+
+
+@contextlib.contextmanager
+def ending_process() -> Iterator[None]:
+    """End the process behind what it does, with the exit status of an interpreter that did the same."""
     status = 1
     try:
-        runpy.run_path(request["script"], run_name="__main__")
+        yield
         status = 0
     except SystemExit as leaving:
         status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
@@ -488,7 +506,3 @@ def end_process(status: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
-
-
-if __name__ == "__main__":
-    _fork_servers()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,9 @@ from selection import often
 from waiting import LIMIT
 
 import contract
+import laws
 import stores
-from faults import DAMAGES, cut, flip
+from faults import cut, flip
 
 KILL = {"event": "step_end", "step": 18}
 PLAIN: dict[str, Any] = {"augment": True}
@@ -98,7 +98,7 @@ def test_a_save_waits_for_the_end_of_the_window(bench: contract.Bench, reference
     contract.resumed_equals_uninterrupted(bench, tmp_path, config, reference(config))
 
 
-# ---- Law 3
+# ---- Laws 3 and 4, and others that are the same for every adapter
 
 SAVES = {"max_steps": 6, "save_every": 2, "limit": 1, "registered": [0, 1]}
 
@@ -112,91 +112,62 @@ OPERATIONS = contract.operations(
 )
 
 
-@pytest.mark.parametrize(
-    "operation",
-    often(
-        OPERATIONS,
-        "lets the framework write",
-        "gives it its name",
-        "commits",
-        "takes the mark of the unfinished away",
-        "moves latest",
-        "takes the checkpoint before out of sight",
-        "removes its files",
-        "says that it has finished",
-        "moves a checkpoint aside to save it again",
-        "takes the one aside out of sight",
-    ),
+COPIED = {"augment": True, "options": {"stage": "memory"}}
+EVERYTHING = {**PLAIN, "ema": True, "scaler": True, "registered": [0, 1]}
+DAMAGED = {
+    "checkpoint_15/optimizer.bin": "cut",
+    "checkpoint_15/custom_checkpoint_0.pkl": "zeroed",
+    "checkpoint_15/resume/rank-00000.json": "flipped",
+    "checkpoint_15/resume/ema.safetensors": "emptied",
+    "checkpoint_15/resume/manifest.json": "removed",
+}
+"""A file of each kind, and what befalls it."""
+JOB = laws.Job(
+    KILL,
+    SAVES,
+    OPERATIONS,
+    plain=PLAIN,
+    copied=COPIED,
+    often={"save_every": 2},
+    everything=EVERYTHING,
+    newest="checkpoint_15",
+    before="checkpoint_10",
+    damages=DAMAGED,
+    foreign=ForeignCheckpoints(1),
 )
-def test_killed_before_it(operation: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
-    """Law 3: before each kind of operation of saving, committing and pruning, by SIGKILL."""
-    contract.killed_before_an_operation(
-        bench, tmp_path, SAVES, reference(SAVES), OPERATIONS[operation], leaving=[{6}, {4, 6}]
-    )
+
+test_killed_before_it = laws.of_each(
+    laws.killed_before_it,
+    OPERATIONS,
+    "lets the framework write",
+    "commits",
+    "takes the mark of the unfinished away",
+    "takes the checkpoint before out of sight",
+    "says that it has finished",
+    "moves a checkpoint aside to save it again",
+    "takes the one aside out of sight",
+)
+test_any_damage_of_any_file_is_found = laws.any_damage_of_any_file_is_found
+test_a_damaged_file_of_any_kind_takes_the_previous_checkpoint = laws.of_each(
+    laws.a_damaged_file_of_any_kind_takes_the_previous_checkpoint,
+    DAMAGED,
+    "checkpoint_15/optimizer.bin",
+    "checkpoint_15/resume/manifest.json",
+)
+test_killed_before_it_with_copies = laws.of_each(laws.killed_before_it_with_copies, contract.STAGED)
+test_killed_twice_with_copies_equals_never = laws.of_each(
+    laws.killed_twice_with_copies_equals_never, ["cpu", "walled"], "cpu"
+)
+test_killed_between_copy_and_commit = laws.thorough(laws.killed_between_copy_and_commit)
+test_an_empty_machine_resumes_from_the_mirror = laws.an_empty_machine_resumes_from_the_mirror
+test_a_kill_loses_no_step_that_memory_has = laws.thorough(laws.a_kill_loses_no_step_that_memory_has)
+test_a_run_directory_below_a_file_is_refused = laws.a_run_directory_below_a_file_is_refused
 
 
 @pytest.mark.parametrize("operation", ["lets the framework write", "commits"])
 def test_frozen_before_it(operation: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     """Law 3, for a job that is suspended: when it wakes up, a second one has saved the same steps."""
     contract.frozen_before_an_operation(bench, tmp_path, SAVES, reference(SAVES), OPERATIONS[operation])
-
-
-# ---- Law 4
-
-EVERYTHING = {**PLAIN, "ema": True, "scaler": True, "registered": [0, 1]}
-
-
-@pytest.fixture(scope="session")
-def three_checkpoints(bench: contract.Bench, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("three")
-    assert bench.run(directory, {**EVERYTHING, "kill": KILL}).killed
-    assert contract.committed(directory / RUN).keys() == {"checkpoint_5", "checkpoint_10", "checkpoint_15"}
-    return directory
-
-
-def test_any_damage_of_any_file_is_found(three_checkpoints: Path, tmp_path: Path) -> None:
-    """Law 4, without a launch."""
-    newest = three_checkpoints / RUN / "checkpoint_15"
-    files = sorted(file.relative_to(newest.parent).as_posix() for file in newest.rglob("*") if file.is_file())
-    assert len(files) >= 12
-    contract.every_damage_is_found(
-        newest.parent,
-        tmp_path / "run",
-        files,
-        ForeignCheckpoints(1),
-        newest="checkpoint_15",
-        before="checkpoint_10",
-    )
-
-
-DAMAGED = {
-    "optimizer.bin": "cut",
-    "custom_checkpoint_0.pkl": "zeroed",
-    "resume/rank-00000.json": "flipped",
-    "resume/ema.safetensors": "emptied",
-    "resume/manifest.json": "removed",
-}
-"""A file of each kind, and what befalls it."""
-
-
-@pytest.mark.parametrize("name", DAMAGED)
-def test_a_damaged_file_of_any_kind_takes_the_previous_checkpoint(
-    name: str, three_checkpoints: Path, bench: contract.Bench, reference: Any, tmp_path: Path
-) -> None:
-    """Law 4, and to the end."""
-    contract.damaged_is_passed_over(
-        bench,
-        tmp_path / "run",
-        three_checkpoints,
-        EVERYTHING,
-        DAMAGES[DAMAGED[name]],
-        f"checkpoint_15/{name}",
-        newest="checkpoint_15",
-        before="checkpoint_10",
-    ).require_success()
-    trace = contract.read_trace(tmp_path / "run")
-    contract.require_same_steps(trace, reference(EVERYTHING), start=10)
-    contract.require_same_end(trace, reference(EVERYTHING))
 
 
 # ---- Law 5
@@ -354,9 +325,9 @@ def test_a_path_starts_a_run_but_its_own_checkpoints_win(
 
 
 def test_all_damaged_is_an_error_that_lists_them(
-    three_checkpoints: Path, bench: contract.Bench, tmp_path: Path
+    killed: contract.Killed, bench: contract.Bench, tmp_path: Path
 ) -> None:
-    shutil.copytree(three_checkpoints, tmp_path / "run", symlinks=True)
+    killed(tmp_path / "run", {**EVERYTHING, "kill": KILL})
     for name in contract.committed(tmp_path / "run" / RUN):
         flip(tmp_path / "run" / RUN / name / "optimizer.bin")
     outcome = bench.run(tmp_path / "run", EVERYTHING)
@@ -432,56 +403,11 @@ def test_a_hundred_runs_of_one_accelerator_leave_nothing(
 # ---- Saves that are copied, and written in the background
 
 
-def staged() -> dict[str, Any]:
-    return {"augment": True, "options": {"stage": "memory"}}
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_files_are_those_of_the_bare_save_state(ranks: int, bench: contract.Bench, reference: Any) -> None:
-    config = {**staged(), "registered": [0, 1], "save_every": 2}
+    config = {**COPIED, "registered": [0, 1], "save_every": 2}
     contract.staged_equals_bare(bench, reference, config, ranks=ranks)
-
-
-@pytest.mark.parametrize("device", often(["cpu", "walled"], "cpu"))
-def test_killed_twice_with_copies_equals_never(
-    device: str, bench: contract.Bench, reference: Any, tmp_path: Path
-) -> None:
-    kills = [{"event": "step_end", "step": step} for step in (12, 18)]
-    config = {**staged(), "device": device}
-    contract.interrupted_equals_uninterrupted(bench, tmp_path, config, reference(config), kills)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("operation", contract.STAGED)
-def test_killed_before_it_with_copies(operation: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
-    config = {**SAVES, **staged()}
-    contract.killed_before_an_operation(
-        bench, tmp_path, config, reference(config), OPERATIONS[operation], leaving=[{6}, {4, 6}]
-    )
-
-
-@pytest.mark.thorough
-def test_killed_between_copy_and_commit(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
-    config = {**staged(), "save_every": 2}
-    contract.between_copy_and_commit(bench, tmp_path, config, reference(config), "step_end")
-
-
-def test_an_empty_machine_resumes_from_the_mirror(
-    bench: contract.Bench, reference: contract.References, tmp_path: Path
-) -> None:
-    contract.an_empty_machine_resumes(bench, tmp_path, PLAIN, reference(PLAIN), KILL)
-
-
-@pytest.mark.thorough
-def test_a_kill_loses_no_step_that_memory_has(
-    bench: contract.Bench, reference: contract.References, tmp_path: Path
-) -> None:
-    contract.a_kill_loses_no_step_that_memory_has(bench, tmp_path, PLAIN, reference(PLAIN), KILL)
-
-
-def test_a_run_directory_below_a_file_is_refused(bench: contract.Bench, tmp_path: Path) -> None:
-    contract.no_run_directory_below_a_file(bench, tmp_path, {})
 
 
 # ---- In interpreters of their own, which have imported nothing before the job

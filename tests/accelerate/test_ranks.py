@@ -30,14 +30,15 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
     "dispatched-saved-at-its-end": (2, {"loader": DISPATCH, "samples": 99, "save_every": 7}),
     "dispatched-stream": (2, {"stream": True, "samples": 99, "augment": True}),
     "sharded-stream": (2, {"stream": True, "samples": 99, "loader": {"dispatch_batches": False}, **WORKERS}),
-    "two-models": (2, {"second": True, "clip": True}),
+    "two-models-own-buffers": (
+        2,
+        {"second": True, "clip": True, "batch_norm": True, "ddp": {"broadcast_buffers": False}},
+    ),
     "train-apart": (2, {"local_sgd": True}),
-    "own-buffers": (2, {"batch_norm": True, "ddp": {"broadcast_buffers": False}}),
     "ema-scaler-evaluation": (2, {"ema": True, "scaler": True, "evaluate": True, "samples": 100}),
     "device": (2, {"device": "walled", "second": True, "evaluate": True, "own_generator": True}),
     "device-scaler": (2, {"device": "walled", "scaler": True, "ema": True, "batch_norm": True, "rank_seeds": True}),
     "device-dispatched": (2, {"device": "walled", "loader": DISPATCH, "samples": 99}),
-    "three-ranks": (3, {"width": 64, "samples": 150}),
     "three-ranks-rebuilt-buckets": (3, {"width": 512, "samples": 150, "second": True, "ddp": {"bucket_cap_mb": 1}}),
 }
 
@@ -112,7 +113,7 @@ def test_killed_before_a_shard_the_index_and_the_commit(
     )
 
 
-UNSAVED = ("plain", "three-ranks")
+UNSAVED = ("plain", "three-ranks-rebuilt-buckets")
 """These are killed before their first save too, when nothing on the disk depends on the case."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import hashlib
 import os
@@ -40,16 +41,17 @@ def library(name: str = NAME) -> Path:
 
 
 def build(name: str) -> None:
-    """Compile the device or its process group, if it is not there yet; some 20 s.
+    """Compile the device or its process group, if it is not there yet; some 20 s. Of several processes, one does it.
 
     Raises:
         RuntimeError: there is no compiler, no ninja, or no headers of torch.
     """
     built = library(name)
-    if built.exists():
-        return
     built.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=built.parent) as directory:
+    with built.with_suffix(".lock").open("w") as lock, tempfile.TemporaryDirectory(dir=built.parent) as directory:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if built.exists():
+            return
         # Torch loads what it compiles, and this process is to have no accelerator. Ninja may be beside Python alone.
         search = os.pathsep.join([os.environ["PATH"], str(Path(sys.executable).parent)])
         command = [sys.executable, "-c", _COMPILE, name, str(_SOURCES[name]), directory, str(name == GROUP)]

@@ -10,6 +10,7 @@ import pytest
 from selection import often
 
 import contract
+import laws
 
 KILL = {"event": "step_end", "step": 13}
 EARLY = {"event": "step_end", "step": 8}
@@ -52,7 +53,6 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
     often(
         CASES,
         "workers-ema",
-        "a-schedule-that-is-not-passed",
         "device",
         "two-ranks",
     ),
@@ -89,12 +89,18 @@ OPERATIONS = contract.operations(
 )
 
 
-@pytest.mark.parametrize("operation", often(OPERATIONS, "lets the framework write", "commits"))
-def test_killed_before_it(operation: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
-    """Law 3: before each kind of operation of saving, committing and pruning."""
-    contract.killed_before_an_operation(
-        bench, tmp_path, SAVES, reference(SAVES), OPERATIONS[operation], leaving=[{6}, {4, 6}]
-    )
+COPIED = {"augment": True, "second": True, "options": {"stage": "memory"}}
+JOB = laws.Job(KILL, SAVES, OPERATIONS, copied=COPIED, often={"save_every": 2})
+
+test_killed_before_it = laws.of_each(laws.killed_before_it, OPERATIONS, "lets the framework write", "commits")
+test_killed_before_it_with_copies = laws.of_each(laws.killed_before_it_with_copies, contract.STAGED, "commits")
+test_killed_twice_with_copies_equals_never = laws.of_each(
+    laws.killed_twice_with_copies_equals_never, ["cpu", "walled"], "cpu"
+)
+test_killed_between_copy_and_commit = laws.killed_between_copy_and_commit
+test_an_empty_machine_resumes_from_the_mirror = laws.an_empty_machine_resumes_from_the_mirror
+test_a_kill_loses_no_step_that_memory_has = laws.a_kill_loses_no_step_that_memory_has
+test_a_run_directory_below_a_file_is_refused = laws.a_run_directory_below_a_file_is_refused
 
 
 @pytest.mark.thorough
@@ -151,52 +157,10 @@ def test_a_hundred_runs_of_one_fabric_leave_nothing(bench: contract.Bench, tmp_p
     contract.opened_and_closed_leaves_nothing(bench, tmp_path, {"save_every": 1, "accumulate": 1})
 
 
-def test_an_empty_machine_resumes_from_the_mirror(
-    bench: contract.Bench, reference: contract.References, tmp_path: Path
-) -> None:
-    contract.an_empty_machine_resumes(bench, tmp_path, {}, reference({}), KILL)
-
-
-def test_a_kill_loses_no_step_that_memory_has(
-    bench: contract.Bench, reference: contract.References, tmp_path: Path
-) -> None:
-    contract.a_kill_loses_no_step_that_memory_has(bench, tmp_path, {}, reference({}), KILL)
-
-
 # ---- Saves that are copied, and written in the background
-
-
-def staged() -> dict[str, Any]:
-    return {"augment": True, "second": True, "options": {"stage": "memory"}}
 
 
 @pytest.mark.parametrize("ranks", often({"one": 1, "two": 2}, "one"))
 def test_the_files_are_those_of_the_bare_save(ranks: str, bench: contract.Bench, reference: Any) -> None:
-    config = {**staged(), "save_every": 2}
+    config = {**COPIED, "save_every": 2}
     contract.staged_equals_bare(bench, reference, config, ranks={"one": 1, "two": 2}[ranks])
-
-
-@pytest.mark.parametrize("operation", often(contract.STAGED, "commits"))
-def test_killed_before_it_with_copies(operation: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
-    config = {**SAVES, **staged()}
-    contract.killed_before_an_operation(
-        bench, tmp_path, config, reference(config), OPERATIONS[operation], leaving=[{6}, {4, 6}]
-    )
-
-
-def test_killed_between_copy_and_commit(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
-    config = {**staged(), "save_every": 2}
-    contract.between_copy_and_commit(bench, tmp_path, config, reference(config), "step_end")
-
-
-@pytest.mark.parametrize("device", often(["cpu", "walled"], "cpu"))
-def test_killed_twice_with_copies_equals_never(
-    device: str, bench: contract.Bench, reference: Any, tmp_path: Path
-) -> None:
-    config = {**staged(), "device": device}
-    kills = [{"event": "step_end", "step": step} for step in (12, 17)]
-    contract.interrupted_equals_uninterrupted(bench, tmp_path, config, reference(config), kills)
-
-
-def test_a_run_directory_below_a_file_is_refused(bench: contract.Bench, tmp_path: Path) -> None:
-    contract.no_run_directory_below_a_file(bench, tmp_path, {})

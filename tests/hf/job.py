@@ -403,7 +403,7 @@ DEFAULTS: dict[str, Any] = {
     "scaler": False,
     "counting": False,
     "holding": False,
-    "looks_at": None,
+    "looks_at_all": False,
     "patience": None,
     "halt": None,
     "startup": 0.0,
@@ -455,10 +455,10 @@ def main() -> None:
         CONFIG["args"]["deepspeed"] = engine_config()
     if CONFIG["fsdp"]:
         shard_on_cpu()
-    if CONFIG["looks_at"]:
+    if CONFIG["looks_at_all"]:
         from resume_adapters.hf import observed
 
-        del observed.IGNORED[CONFIG["looks_at"]]
+        observed.IGNORED.clear()
     arguments = training_arguments()
     trained = model()
     ema = Ema(trained) if CONFIG["ema"] else None

@@ -29,14 +29,13 @@ def job(*, args: dict[str, Any] | None = None, **config: Any) -> dict[str, Any]:
 
 
 CASES: dict[str, dict[str, Any]] = {
-    "map": job(),
-    "map-workers": job(args=WORKERS),
-    "no-accumulation": job(args={"gradient_accumulation_steps": 1}, samples=26),
+    "no-accumulation-drop-last-bf16": job(
+        args={"gradient_accumulation_steps": 1, "dataloader_drop_last": True, "bf16": True}, samples=26
+    ),
     "augmented": job(augment=True),
     "augmented-workers": job(augment=True, args=WORKERS),
     "augmented-persistent": job(augment=True, args=PERSISTENT),
     "masking-collator": job(mask=True),
-    "masking-collator-workers": job(mask=True, args=WORKERS),
     "masking-collator-persistent": job(mask=True, args=PERSISTENT),
     "group-by-length": job(ragged=True, args=BY_LENGTH),
     "plain-sampler": job(augment=True, args={"accelerator_config": {"use_seedable_sampler": False}}),
@@ -44,7 +43,6 @@ CASES: dict[str, dict[str, Any]] = {
         augment=True, args={**PERSISTENT, "accelerator_config": {"use_seedable_sampler": False}}
     ),
     "datasets-map": job(data="datasets"),
-    "stream": job(**STREAM),
     "stream-augmented": job(**STREAM, augment=True),
     "stream-workers": job(data="stream", augment=True, args={"max_steps": 21, **WORKERS}),
     "stream-persistent": job(data="stream", augment=True, args={"max_steps": 21, **PERSISTENT}),
@@ -69,13 +67,9 @@ CASES: dict[str, dict[str, Any]] = {
         augment=True,
         args={**PERSISTENT, "save_strategy": "epoch", "accelerator_config": {"use_seedable_sampler": False}},
     ),
-    "evaluations": job(args={**EVALUATE, "save_steps": 5}),
     "evaluations-own-generator": job(own_generator=True, args={**EVALUATE, "save_steps": 5}),
     "evaluations-persistent": job(args={**EVALUATE, **PERSISTENT}),
     "evaluate-each-epoch": job(args={"eval_strategy": "epoch", "save_steps": 7}),
-    "drop-last": job(args={"dataloader_drop_last": True}),
-    "bf16": job(args={"bf16": True}),
-    "lora": job(lora=True),
     "lora-and-more": job(lora=True, beside_lora=True),
     "lora-of-pruned-ranks": job(lora="pruned"),
     "torch-compile": job(args={"torch_compile": True, "torch_compile_backend": "eager"}),
@@ -83,7 +77,6 @@ CASES: dict[str, dict[str, Any]] = {
     "ema": job(ema=True, counting=True),
     "scaler": job(scaler=True),
     "registered-generator": job(own_generator=True, register_generator=True),
-    "own-generator": job(own_generator=True),
     "device": job(device="walled", own_generator=True, register_generator=True),
     "device-own-generator": job(device="walled", own_generator=True),
     "device-scaler": job(device="walled", scaler=True),
@@ -98,9 +91,7 @@ CASES: dict[str, dict[str, Any]] = {
         "augmented-persistent",
         "stream-workers",
         "elastic-shards-workers",
-        "evaluations-persistent",
         "lora-and-more",
-        "lora-of-pruned-ranks",
         "ema",
         "device",
     ),

@@ -30,8 +30,9 @@ from selection import often
 from waiting import until
 
 import contract
+import laws
 import stores
-from faults import DAMAGES, cut, flip
+from faults import cut, flip
 
 KILL = {"event": "on_step_end", "step": 18}
 PLAIN: dict[str, Any] = {"augment": True}
@@ -135,7 +136,7 @@ def test_add_callback_resumes_as_well(bench: contract.Bench, reference: Any, tmp
     contract.interrupted_equals_uninterrupted(bench, tmp_path, config, reference(PLAIN), [KILL])
 
 
-# ---- Law 3
+# ---- Laws 3 and 4, and others that are the same for every adapter
 
 SAVES = {"args": {"max_steps": 6, "save_steps": 2, "save_total_limit": 1}, "samples": 20}
 
@@ -148,14 +149,47 @@ OPERATIONS = contract.operations(
 )
 
 
-@pytest.mark.parametrize(
-    "operation", often(OPERATIONS, "lets the framework write", "gives it its name", "commits", "removes its files")
+COPIED = {"augment": True, "callback": {"stage": "memory"}}
+EVERYTHING = {**PLAIN, "ema": True}
+DAMAGED = {
+    "checkpoint-15/optimizer.pt": "flipped",
+    "checkpoint-15/model.safetensors": "zeroed",
+    "checkpoint-15/resume/rank-00000.json": "cut",
+    "checkpoint-15/resume/ema.safetensors": "emptied",
+    "checkpoint-15/resume/manifest.json": "removed",
+}
+"""A file of each kind, and what befalls it."""
+JOB = laws.Job(
+    KILL,
+    SAVES,
+    OPERATIONS,
+    of_the_end=["logs"],
+    plain=PLAIN,
+    copied=COPIED,
+    often={"args": {"save_steps": 2}},
+    everything=EVERYTHING,
+    newest="checkpoint-15",
+    before="checkpoint-10",
+    damages=DAMAGED,
+    foreign=ForeignCheckpoints(1),
 )
-def test_killed_before_it(operation: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
-    """Law 3: before each kind of operation of saving, committing and pruning. Accelerate's tests take all."""
-    contract.killed_before_an_operation(
-        bench, tmp_path, SAVES, reference(SAVES), OPERATIONS[operation], leaving=[{6}, {4, 6}], of_the_end=["logs"]
-    )
+
+test_killed_before_it = laws.of_each(
+    laws.killed_before_it, OPERATIONS, "lets the framework write", "gives it its name", "commits", "removes its files"
+)
+test_any_damage_of_any_file_is_found = laws.any_damage_of_any_file_is_found
+test_a_damaged_file_of_any_kind_takes_the_previous_checkpoint = laws.of_each(
+    laws.a_damaged_file_of_any_kind_takes_the_previous_checkpoint, DAMAGED, "checkpoint-15/model.safetensors"
+)
+test_killed_before_it_with_copies = laws.of_each(
+    laws.killed_before_it_with_copies, contract.STAGED, "lets the framework write", "commits"
+)
+test_killed_twice_with_copies_equals_never = laws.of_each(
+    laws.killed_twice_with_copies_equals_never, ["cpu", "walled"], "cpu"
+)
+test_killed_between_copy_and_commit = laws.killed_between_copy_and_commit
+test_an_empty_machine_resumes_from_the_mirror = laws.an_empty_machine_resumes_from_the_mirror
+test_a_kill_loses_no_step_that_memory_has = laws.a_kill_loses_no_step_that_memory_has
 
 
 @pytest.mark.parametrize("operation", ["lets the framework write", "gives it its name"])
@@ -164,78 +198,8 @@ def test_frozen_before_it(operation: str, bench: contract.Bench, reference: Any,
     contract.frozen_before_an_operation(bench, tmp_path, SAVES, reference(SAVES), OPERATIONS[operation])
 
 
-# ---- Law 4
-
-
-@pytest.fixture(scope="session")
-def three_checkpoints(bench: contract.Bench, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("three")
-    assert bench.run(directory, {**PLAIN, "ema": True, "kill": KILL}).killed
-    assert contract.committed(directory / "out").keys() == {"checkpoint-5", "checkpoint-10", "checkpoint-15"}
-    return directory
-
-
-FILES = (
-    "model.safetensors",
-    "optimizer.pt",
-    "scheduler.pt",
-    "rng_state.pth",
-    "trainer_state.json",
-    "training_args.bin",
-    "config.json",
-    "resume/manifest.json",
-    "resume/rank-00000.json",
-    "resume/rank-00000.safetensors",
-    "resume/ema.safetensors",
-    "resume/architecture.json",
-)
-
-
-def test_any_damage_of_any_file_is_found(three_checkpoints: Path, tmp_path: Path) -> None:
-    """Law 4, without a launch."""
-    contract.every_damage_is_found(
-        three_checkpoints / "out",
-        tmp_path / "out",
-        [f"checkpoint-15/{name}" for name in FILES],
-        ForeignCheckpoints(1),
-        newest="checkpoint-15",
-        before="checkpoint-10",
-    )
-
-
-DAMAGED = {
-    "optimizer.pt": "flipped",
-    "model.safetensors": "zeroed",
-    "resume/rank-00000.json": "cut",
-    "resume/ema.safetensors": "emptied",
-    "resume/manifest.json": "removed",
-}
-"""A file of each kind, and what befalls it."""
-
-
-@pytest.mark.parametrize("name", often(DAMAGED, "model.safetensors"))
-def test_a_damaged_file_of_any_kind_takes_the_previous_checkpoint(
-    name: str, three_checkpoints: Path, bench: contract.Bench, reference: Any, tmp_path: Path
-) -> None:
-    """Law 4, and to the end."""
-    config = {**PLAIN, "ema": True}
-    contract.damaged_is_passed_over(
-        bench,
-        tmp_path / "run",
-        three_checkpoints,
-        config,
-        DAMAGES[DAMAGED[name]],
-        f"checkpoint-15/{name}",
-        newest="checkpoint-15",
-        before="checkpoint-10",
-    ).require_success()
-    trace = contract.read_trace(tmp_path / "run")
-    contract.require_same_steps(trace, reference(config), start=10)
-    contract.require_same_end(trace, reference(config))
-
-
-def test_an_older_trainer_state_is_found(three_checkpoints: Path, bench: contract.Bench, tmp_path: Path) -> None:
-    shutil.copytree(three_checkpoints, tmp_path / "run", symlinks=True)
+def test_an_older_trainer_state_is_found(killed: contract.Killed, bench: contract.Bench, tmp_path: Path) -> None:
+    killed(tmp_path / "run", {**EVERYTHING, "kill": KILL})
     out = tmp_path / "run" / "out"
     shutil.copy(out / "checkpoint-10" / "trainer_state.json", out / "checkpoint-15" / "trainer_state.json")
     outcome = bench.run(tmp_path / "run", {**PLAIN, "ema": True, "kill": {"event": "on_train_begin", "step": 10}})
@@ -243,9 +207,9 @@ def test_an_older_trainer_state_is_found(three_checkpoints: Path, bench: contrac
 
 
 def test_all_damaged_is_an_error_that_lists_them(
-    three_checkpoints: Path, bench: contract.Bench, tmp_path: Path
+    killed: contract.Killed, bench: contract.Bench, tmp_path: Path
 ) -> None:
-    shutil.copytree(three_checkpoints, tmp_path / "run", symlinks=True)
+    killed(tmp_path / "run", {**EVERYTHING, "kill": KILL})
     out = tmp_path / "run" / "out"
     for name in contract.committed(out):
         flip(out / name / "optimizer.pt")
@@ -262,8 +226,7 @@ def test_all_damaged_is_an_error_that_lists_them(
 # ---- Law 5
 
 
-@pytest.mark.parametrize("kill", [None, {"event": "on_step_end", "step": 13}, {"event": "on_step_end", "step": 19}])
-def test_the_best_and_the_anchor_survive(kill: Any, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+def test_the_best_and_the_anchor_survive(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     """The best is kept under save_total_limit=1, as is what a restart would take, and is loaded at the end."""
     config = {
         "scores": {"6": 5.0, "12": 1.0, "18": 3.0},
@@ -277,12 +240,13 @@ def test_the_best_and_the_anchor_survive(kill: Any, bench: contract.Bench, refer
             "load_best_model_at_end": True,
         },
     }
-    if kill is not None:
-        assert bench.run(tmp_path, {**config, "kill": kill}).killed
+    for step in (13, 19):
+        assert bench.run(tmp_path, {**config, "kill": {"event": "on_step_end", "step": step}}).killed
         found = contract.committed(tmp_path / "out")
         assert "checkpoint-12" in found and len(found) <= 3
     bench.run(tmp_path, config).require_success()
-    assert contract.committed(tmp_path / "out") == {"checkpoint-12": 12, "checkpoint-21": 21}
+    for directory in (tmp_path, reference.directory(config)):
+        assert contract.committed(directory / "out") == {"checkpoint-12": 12, "checkpoint-21": 21}
     trace = contract.read_trace(tmp_path)
     contract.require_same_end(trace, reference(config))
     assert trace.final[0] is not None and trace.final[0]["best"] == [1.0, 12, "out/checkpoint-12"]
@@ -478,7 +442,7 @@ def test_an_evaluation_given_up_for_a_stop_is_done_again(
 # ---- When it saves
 
 
-@pytest.mark.parametrize("strategy", ["steps", "epoch", "no"])
+@pytest.mark.parametrize("strategy", often(["steps", "epoch", "no"], "epoch"))
 def test_a_cadence_of_its_own_replaces_the_trainers(
     strategy: str, bench: contract.Bench, reference: Any, tmp_path: Path
 ) -> None:
@@ -580,7 +544,9 @@ def test_a_finished_run_launched_again_does_nothing(
     contract.finished_does_nothing_again(bench, tmp_path, reference, config, same)
 
 
-@pytest.mark.parametrize("result", [{}, {"train_loss": None}, {"train_loss": "low"}, []])
+@pytest.mark.parametrize(
+    "result", [pytest.param({}, marks=pytest.mark.thorough), {"train_loss": None}, {"train_loss": "low"}, []]
+)
 def test_a_finished_run_whose_result_somebody_has_changed_ends(
     result: Any, bench: contract.Bench, reference: Any, tmp_path: Path
 ) -> None:
@@ -648,24 +614,6 @@ def test_scratch_refuses_committed_checkpoints(bench: contract.Bench, killed: An
     assert outcome.statuses == (1,) and 'resume="scratch" would train over them' in outcome.output
 
 
-REFUSED = {
-    "save_only_model": {"save_only_model": True},
-    "save_strategy": {"save_strategy": "no"},
-    "ignore_data_skip": {"ignore_data_skip": True},
-    "auto_find_batch_size": {"auto_find_batch_size": True},
-    "enable_jit_checkpoint": {"enable_jit_checkpoint": True},
-    "in_order": {"dataloader_in_order": False, "dataloader_num_workers": 2},
-}
-
-
-@pytest.mark.parametrize("setting", [setting for setting, args in REFUSED.items() if args.keys() <= KNOWN])
-def test_settings_without_an_exact_resume_are_refused(setting: str, bench: contract.Bench, tmp_path: Path) -> None:
-    outcome = bench.run(tmp_path, {"args": REFUSED[setting]})
-    assert outcome.statuses == (1,)
-    assert setting in outcome.output and "UnsupportedSetting" in outcome.output
-    assert not any(contract.read_trace(tmp_path).steps)
-
-
 @pytest.mark.parametrize(
     ("args", "named"),
     [
@@ -731,41 +679,15 @@ def test_a_hundred_trainings_in_one_process_leave_nothing(
 # ---- Saves that are copied, and written in the background
 
 
-def staged() -> dict[str, Any]:
-    return {"augment": True, "callback": {"stage": "memory"}}
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.thorough), 2])
 def test_the_files_are_those_of_the_bare_trainer(ranks: int, bench: contract.Bench, reference: Any) -> None:
-    config = {**staged(), "args": {**UNTIMED, **({"ddp_backend": "gloo"} if ranks > 1 else {})}}
+    config = {**COPIED, "args": {**UNTIMED, **({"ddp_backend": "gloo"} if ranks > 1 else {})}}
     contract.staged_equals_bare(bench, reference, config, ranks=ranks, timeless=timeless)
 
 
 def test_the_files_of_adapters_are_peft_s(bench: contract.Bench, reference: Any) -> None:
-    config = {**staged(), "lora": True, "mask": True, "args": UNTIMED}
+    config = {**COPIED, "lora": True, "mask": True, "args": UNTIMED}
     contract.staged_equals_bare(bench, reference, config, timeless=timeless)
-
-
-@pytest.mark.parametrize("device", often(["cpu", "walled"], "cpu"))
-def test_killed_twice_with_copies_equals_never(
-    device: str, bench: contract.Bench, reference: Any, tmp_path: Path
-) -> None:
-    kills = [{"event": "on_step_end", "step": step} for step in (12, 18)]
-    config = {**staged(), "device": device, "args": UNTIMED}
-    contract.interrupted_equals_uninterrupted(bench, tmp_path, config, reference(config), kills)
-
-
-@pytest.mark.parametrize("operation", often(contract.STAGED, "lets the framework write", "commits"))
-def test_killed_before_it_with_copies(operation: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
-    config = {**SAVES, **staged()}
-    contract.killed_before_an_operation(
-        bench, tmp_path, config, reference(config), OPERATIONS[operation], leaving=[{6}, {4, 6}], of_the_end=["logs"]
-    )
-
-
-def test_killed_between_copy_and_commit(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
-    config = {**staged(), "args": {"save_steps": 2}}
-    contract.between_copy_and_commit(bench, tmp_path, config, reference(config), "on_step_end")
 
 
 class Reader(Trainer):
@@ -837,18 +759,6 @@ def test_a_tracker_reads_checkpoints_where_it_is_told_to(callback: str, switch: 
     assert staging.objection() == ""
     setattr(made, switch, on)
     assert staging.objection() == f"{callback}.on_save() may read each checkpoint"
-
-
-def test_an_empty_machine_resumes_from_the_mirror(
-    bench: contract.Bench, reference: contract.References, tmp_path: Path
-) -> None:
-    contract.an_empty_machine_resumes(bench, tmp_path, PLAIN, reference(PLAIN), KILL)
-
-
-def test_a_kill_loses_no_step_that_memory_has(
-    bench: contract.Bench, reference: contract.References, tmp_path: Path
-) -> None:
-    contract.a_kill_loses_no_step_that_memory_has(bench, tmp_path, PLAIN, reference(PLAIN), KILL)
 
 
 # ---- In interpreters of their own, which have imported nothing before the job

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import gc
 import json
 from collections.abc import Iterator
@@ -139,6 +140,25 @@ def test_what_no_resume_could_load_is_refused_at_the_first_save(tmp_path: Path) 
     with pytest.raises(NotSerialisable, match=words):
         trained.train()
     assert trained.state.global_step == 2 and not list(tmp_path.glob("*/resume/manifest.json"))
+
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "save_only_model": {"save_only_model": True},
+    "save_strategy": {"save_strategy": "no"},
+    "ignore_data_skip": {"ignore_data_skip": True},
+    "auto_find_batch_size": {"auto_find_batch_size": True},
+    "enable_jit_checkpoint": {"enable_jit_checkpoint": True},
+    "in_order": {"dataloader_in_order": False, "dataloader_num_workers": 2},
+}
+KNOWN = {field.name for field in dataclasses.fields(TrainingArguments)}
+
+
+@pytest.mark.parametrize("setting", [setting for setting, args in REFUSED.items() if args.keys() <= KNOWN])
+def test_settings_without_an_exact_resume_are_refused(setting: str, tmp_path: Path) -> None:
+    made = trainer(tmp_path, **REFUSED[setting])
+    with pytest.raises(UnsupportedSetting, match=setting):
+        made.train()
+    assert made.state.global_step == 0 and not list(tmp_path.glob("*/resume/manifest.json"))
 
 
 # ---- Two trainings in one process

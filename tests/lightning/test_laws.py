@@ -24,6 +24,7 @@ from selection import often
 from waiting import LIMIT
 
 import contract
+import laws
 import stores
 from faults import DAMAGES, cut, flip
 
@@ -109,7 +110,7 @@ def test_killed_at_any_moment(chain: str, bench: contract.Bench, reference: Any,
     contract.interrupted_equals_uninterrupted(bench, tmp_path, config, expected, list(kills.values()))
 
 
-# ---- Law 3
+# ---- Laws 3 and 4, and others that are the same for every adapter
 
 SAVES_LAST_AT_EACH_END = "_last_global_step_saved" not in inspect.getsource(
     pl.callbacks.ModelCheckpoint.on_train_epoch_end
@@ -137,28 +138,55 @@ OPERATIONS = contract.operations(
 }
 
 
-@pytest.mark.parametrize(
-    "operation",
-    often(
-        OPERATIONS,
-        "lets the framework write",
-        "commits",
-        "moves a checkpoint aside to save it again",
-        "takes the one aside out of sight",
-        "takes the mark of the committed away",
-    ),
+COPIED = {"augment": True, "callback": {"stage": "memory"}}
+OFTEN = {"checkpoints": [{"every_n_train_steps": 2}]}
+EVERYTHING = {"augment": True}
+NEWEST = "epoch=2-step=15.ckpt"
+DAMAGED = {
+    NEWEST: "zeroed",
+    f"{NEWEST}.resume/rank-00000.json": "cut",
+    f"{NEWEST}.resume/rank-00000.safetensors": "flipped",
+    f"{NEWEST}.resume/manifest.json": "removed",
+}
+"""A file of each kind, and what befalls it."""
+JOB = laws.Job(
+    KILL,
+    SAVES,
+    OPERATIONS,
+    leaving=[{6}],
+    of_the_end=["logged"],
+    copied=COPIED,
+    often=OFTEN,
+    everything=EVERYTHING,
+    newest=NEWEST,
+    before="epoch=1-step=10.ckpt",
+    damages=DAMAGED,
+    foreign=ForeignCheckpoints(),
 )
-def test_killed_before_it(operation: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
-    """Law 3: before each kind of operation of saving, committing and removing. Accelerate's tests take all."""
-    contract.killed_before_an_operation(
-        bench,
-        tmp_path,
-        SAVES,
-        reference(SAVES),
-        OPERATIONS[operation],
-        leaving=[{6}],
-        of_the_end=["logged"],
-    )
+
+test_killed_before_it = laws.of_each(
+    laws.killed_before_it,
+    OPERATIONS,
+    "lets the framework write",
+    "commits",
+    "moves a checkpoint aside to save it again",
+    "takes the one aside out of sight",
+    "takes the mark of the committed away",
+)
+test_any_damage_of_any_file_is_found = laws.any_damage_of_any_file_is_found
+test_a_damaged_file_of_any_kind_takes_the_previous_checkpoint = laws.of_each(
+    laws.a_damaged_file_of_any_kind_takes_the_previous_checkpoint, DAMAGED, NEWEST
+)
+test_killed_before_it_with_copies = laws.of_each(
+    laws.killed_before_it_with_copies, contract.STAGED, "lets the framework write", "commits"
+)
+test_killed_twice_with_copies_equals_never = laws.of_each(
+    laws.killed_twice_with_copies_equals_never, ["cpu", "walled"], "cpu"
+)
+test_killed_between_copy_and_commit = laws.killed_between_copy_and_commit
+test_an_empty_machine_resumes_from_the_mirror = laws.an_empty_machine_resumes_from_the_mirror
+test_a_kill_loses_no_step_that_memory_has = laws.a_kill_loses_no_step_that_memory_has
+test_a_run_directory_below_a_file_is_refused = laws.a_run_directory_below_a_file_is_refused
 
 
 @pytest.mark.parametrize("operation", ["lets the framework write", "commits"])
@@ -169,65 +197,10 @@ def test_frozen_before_it(operation: str, bench: contract.Bench, reference: Any,
     )
 
 
-# ---- Law 4
+LAST = ("cut", "emptied", "flipped", "removed", "dangling", "stale", "newer-name")
 
 
-@pytest.fixture(scope="session")
-def three_checkpoints(bench: contract.Bench, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("three")
-    assert bench.run(directory, {"augment": True, "kill": KILL}).killed
-    assert set(contract.committed(directory / "out").values()) == {5, 10, 15}
-    return directory
-
-
-NEWEST, BEFORE = "epoch=2-step=15.ckpt", "epoch=1-step=10.ckpt"
-FILES = (
-    NEWEST,
-    f"{NEWEST}.resume/manifest.json",
-    f"{NEWEST}.resume/rank-00000.json",
-    f"{NEWEST}.resume/rank-00000.safetensors",
-    f"{NEWEST}.resume/architecture.json",
-)
-
-
-def test_any_damage_of_any_file_is_found(three_checkpoints: Path, tmp_path: Path) -> None:
-    """Law 4, without a launch."""
-    contract.every_damage_is_found(
-        three_checkpoints / "out", tmp_path / "out", FILES, ForeignCheckpoints(), newest=NEWEST, before=BEFORE
-    )
-
-
-DAMAGED = {
-    NEWEST: "zeroed",
-    f"{NEWEST}.resume/rank-00000.json": "cut",
-    f"{NEWEST}.resume/rank-00000.safetensors": "flipped",
-    f"{NEWEST}.resume/manifest.json": "removed",
-}
-"""A file of each kind, and what befalls it."""
-
-
-@pytest.mark.parametrize("name", often(DAMAGED, NEWEST))
-def test_a_damaged_file_of_any_kind_takes_the_previous_checkpoint(
-    name: str, three_checkpoints: Path, bench: contract.Bench, reference: Any, tmp_path: Path
-) -> None:
-    """Law 4, and to the end."""
-    config = {"augment": True}
-    contract.damaged_is_passed_over(
-        bench,
-        tmp_path / "run",
-        three_checkpoints,
-        config,
-        DAMAGES[DAMAGED[name]],
-        name,
-        newest=NEWEST,
-        before=BEFORE,
-    ).require_success()
-    trace = contract.read_trace(tmp_path / "run")
-    contract.require_same_steps(trace, reference(config), start=10)
-    contract.require_same_end(trace, reference(config))
-
-
-@pytest.mark.parametrize("last", ["cut", "emptied", "flipped", "removed", "dangling", "stale", "newer-name"])
+@pytest.mark.parametrize("last", often(LAST, "flipped", "dangling", "stale"))
 def test_what_is_called_last_is_not_trusted(
     last: str, bench: contract.Bench, reference: Any, killed: Any, tmp_path: Path
 ) -> None:
@@ -253,9 +226,9 @@ def test_what_is_called_last_is_not_trusted(
 
 
 def test_all_damaged_is_an_error_that_lists_them(
-    three_checkpoints: Path, bench: contract.Bench, tmp_path: Path
+    killed: contract.Killed, bench: contract.Bench, tmp_path: Path
 ) -> None:
-    shutil.copytree(three_checkpoints, tmp_path / "run", symlinks=True)
+    killed(tmp_path / "run", {**EVERYTHING, "kill": KILL})
     out = tmp_path / "run" / "out"
     names = list(contract.committed(out))
     for name in names:
@@ -271,15 +244,14 @@ def test_all_damaged_is_an_error_that_lists_them(
 # ---- Law 5
 
 
-@pytest.mark.parametrize("kill", [None, {**KILL, "step": 12}, {**KILL, "step": 18}])
-def test_the_best_and_the_newest_survive(kill: Any, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+def test_the_best_and_the_newest_survive(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     config = {
         "validate": True,
         "trainer": {"val_check_interval": 7},
         "checkpoints": [{"monitor": "val_loss", "save_top_k": 1, "every_n_train_steps": None, "save_last": True}],
     }
-    if kill is not None:
-        assert bench.run(tmp_path, {**config, "kill": kill}).killed
+    for step in (12, 18):
+        assert bench.run(tmp_path, {**config, "kill": {**KILL, "step": step}}).killed
     bench.run(tmp_path, config).require_success()
     trace = contract.read_trace(tmp_path)
     contract.require_same_end(trace, reference(config))
@@ -475,10 +447,6 @@ def test_a_hundred_fits_in_one_process_leave_nothing(bench: contract.Bench, tmp_
 # ---- Saves that are copied, and written in the background
 
 
-def staged() -> dict[str, Any]:
-    return {"augment": True, "callback": {"stage": "memory"}}
-
-
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_what_the_plugin_would_add_is_said_once_to_several_ranks(
     ranks: int, bench: contract.Bench, tmp_path: Path
@@ -488,50 +456,10 @@ def test_what_the_plugin_would_add_is_said_once_to_several_ranks(
     assert outcome.output.count("a rank whose disk is full leaves the others waiting") == ranks - 1
 
 
-@pytest.mark.parametrize(("ranks", "io"), [(1, True), (2, True), (1, False)])
+@pytest.mark.parametrize(("ranks", "io"), [pytest.param(1, True, marks=pytest.mark.thorough), (2, True), (1, False)])
 def test_the_files_are_those_of_the_bare_trainer(ranks: int, io: bool, bench: contract.Bench, reference: Any) -> None:
-    config = {**staged(), "io": io, "checkpoints": [ENDS_SAVED]}
+    config = {**COPIED, "io": io, "checkpoints": [ENDS_SAVED]}
     contract.staged_equals_bare(bench, reference, config, ranks=ranks, timeless=placeless)
-
-
-@pytest.mark.parametrize("device", often(["cpu", "walled"], "cpu"))
-def test_killed_twice_with_copies_equals_never(
-    device: str, bench: contract.Bench, reference: Any, tmp_path: Path
-) -> None:
-    kills = [{"event": "on_train_batch_end", "step": step} for step in (12, 18)]
-    config = {**staged(), "device": device, "checkpoints": [{"every_n_train_steps": 2}]}
-    contract.interrupted_equals_uninterrupted(bench, tmp_path, config, reference(config), kills)
-
-
-def test_killed_between_copy_and_commit(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
-    config = {**staged(), "checkpoints": [{"every_n_train_steps": 2}]}
-    contract.between_copy_and_commit(bench, tmp_path, config, reference(config), "on_train_batch_end")
-
-
-@pytest.mark.parametrize("operation", often(contract.STAGED, "lets the framework write", "commits"))
-def test_killed_before_it_with_copies(operation: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
-    config = {**SAVES, **staged()}
-    contract.killed_before_an_operation(
-        bench,
-        tmp_path,
-        config,
-        reference(config),
-        OPERATIONS[operation],
-        leaving=[{6}],
-        of_the_end=["logged"],
-    )
-
-
-def test_an_empty_machine_resumes_from_the_mirror(
-    bench: contract.Bench, reference: contract.References, tmp_path: Path
-) -> None:
-    contract.an_empty_machine_resumes(bench, tmp_path, {}, reference({}), KILL)
-
-
-def test_a_kill_loses_no_step_that_memory_has(
-    bench: contract.Bench, reference: contract.References, tmp_path: Path
-) -> None:
-    contract.a_kill_loses_no_step_that_memory_has(bench, tmp_path, {}, reference({}), KILL)
 
 
 class Uploading(pl.callbacks.ModelCheckpoint):
@@ -614,10 +542,6 @@ def test_a_logger_reads_checkpoints_where_it_is_told_to(
     trainer = pl.Trainer(accelerator="cpu", logger=made, callbacks=[pl.callbacks.ModelCheckpoint(tmp_path)])
     objection = f"{logger}.after_save_checkpoint() may read each checkpoint" if reads else ""
     assert LightningFramework(trainer, tmp_path).staging("auto").objection() == objection
-
-
-def test_a_run_directory_below_a_file_is_refused(bench: contract.Bench, tmp_path: Path) -> None:
-    contract.no_run_directory_below_a_file(bench, tmp_path, {})
 
 
 # ---- In interpreters of their own, which have imported nothing before the job

@@ -41,7 +41,7 @@ def test_killed_twice_equals_never(case: str, bench: contract.Bench, reference: 
     contract.interrupted_equals_uninterrupted(bench, tmp_path, config, reference(config, ranks), kills, ranks=ranks)
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=pytest.mark.thorough)])
 def test_another_number_of_ranks_is_refused(ranks: int, bench: contract.Bench, killed: Any, tmp_path: Path) -> None:
     killed(tmp_path, {"kill": {"event": "on_train_batch_end", "step": 8}}, 2)
     assert set(contract.committed(tmp_path / "out").values()) == {5}

@@ -10,6 +10,7 @@ import pytest
 from selection import often
 
 import contract
+import laws
 
 KILL = {"event": "step_end", "step": 13}
 EARLY = {"event": "step_end", "step": 8}
@@ -93,12 +94,13 @@ AUDITED = [each for each in OPERATIONS if each != "lets the framework write"]
 """All but the file that torch opens in C++, which no hook of Python sees: a copied save writes it in Python."""
 
 
-@pytest.mark.parametrize("operation", often(AUDITED, "commits"))
-def test_killed_before_it(operation: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
-    """Law 3: before each kind of operation of saving, committing and pruning."""
-    contract.killed_before_an_operation(
-        bench, tmp_path, SAVES, reference(SAVES), OPERATIONS[operation], leaving=[{6}, {4, 6}]
-    )
+COPIED = {"augment": True, "second": True, "options": {"stage": "memory"}}
+JOB = laws.Job(KILL, SAVES, OPERATIONS, copied=COPIED)
+
+test_killed_before_it = laws.of_each(laws.killed_before_it, AUDITED, "commits")
+test_killed_before_it_with_copies = laws.of_each(laws.killed_before_it_with_copies, contract.STAGED)
+test_an_empty_machine_resumes_from_the_mirror = laws.thorough(laws.an_empty_machine_resumes_from_the_mirror)
+test_a_kill_loses_no_step_that_memory_has = laws.thorough(laws.a_kill_loses_no_step_that_memory_has)
 
 
 DRAWN = {"drawn": True, "max_steps": 25}
@@ -179,33 +181,9 @@ def test_a_hundred_runs_of_one_loop_leave_nothing(bench: contract.Bench, tmp_pat
     contract.opened_and_closed_leaves_nothing(bench, tmp_path, {"save_every": 1, "accumulate": 1})
 
 
-@pytest.mark.thorough
-def test_an_empty_machine_resumes_from_the_mirror(
-    bench: contract.Bench, reference: contract.References, tmp_path: Path
-) -> None:
-    contract.an_empty_machine_resumes(bench, tmp_path, {}, reference({}), KILL)
-
-
-@pytest.mark.thorough
-def test_a_kill_loses_no_step_that_memory_has(
-    bench: contract.Bench, reference: contract.References, tmp_path: Path
-) -> None:
-    contract.a_kill_loses_no_step_that_memory_has(bench, tmp_path, {}, reference({}), KILL)
-
-
 # ---- Saves that are copied, and written in the background
-
-STAGED = {"augment": True, "second": True, "options": {"stage": "memory"}}
 
 
 @pytest.mark.thorough
 def test_the_files_are_those_of_the_bare_save(bench: contract.Bench, reference: Any) -> None:
-    contract.staged_equals_bare(bench, reference, {**STAGED, "save_every": 2})
-
-
-@pytest.mark.parametrize("operation", often(contract.STAGED))
-def test_killed_before_it_with_copies(operation: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
-    config = {**SAVES, **STAGED}
-    contract.killed_before_an_operation(
-        bench, tmp_path, config, reference(config), OPERATIONS[operation], leaving=[{6}, {4, 6}]
-    )
+    contract.staged_equals_bare(bench, reference, {**COPIED, "save_every": 2})
