@@ -20,9 +20,11 @@ import re
 import shutil
 import signal
 import struct
+import subprocess
+import sys
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -799,6 +801,27 @@ def _steps(trace: Trace) -> dict[int, tuple[list[str], set[str], float]]:
         )
         for step, of_step in lines.items()
     }
+
+
+def export_is_the_model(directory: Path, run: str, names: Iterable[str], ranks: int) -> None:
+    """The weights that ``export`` puts together are those that the run ended with.
+
+    Args:
+        directory: where the run has ended.
+        run: the run directory there.
+        names: the model's names in the order of its state dict.
+        ranks: how many there were.
+    """
+    from safetensors.torch import load_file
+
+    from training import digest
+
+    command = [sys.executable, "-m", "resume_adapters.cli", "export", run, "-o", "whole.safetensors"]
+    done = subprocess.run(command, cwd=directory, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    weights = load_file(directory / "whole.safetensors")
+    final = read_trace(directory, ranks).final[0]
+    assert final is not None and digest(*(weights[name] for name in names)) == final["weights"]
 
 
 def finished_does_nothing_again(

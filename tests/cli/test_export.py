@@ -15,6 +15,12 @@ from resume_adapters.core.run.run import ResumableRun
 from miniature import GivenContent
 
 WEIGHTS = {"a.weight": torch.arange(6.0).reshape(2, 3), "a.bias": torch.tensor([1.5, -2.5])}
+SHARDED = {
+    "layer.weight": torch.arange(15.0).reshape(5, 3),
+    "half": torch.arange(7).to(torch.bfloat16),
+    "empty": torch.empty(0, 4),
+    "steps": torch.arange(4),
+}
 TIED = torch.arange(4.0)
 
 
@@ -35,6 +41,30 @@ def compiled(path):
 
 def zero(path):
     torch.save({"module": WEIGHTS, "global_steps": 10}, path / "mp_rank_00_model_states.pt")
+
+
+def shard(rank, directory):
+    """Save a rank's part, as FSDP2 does, below each of three keys."""
+    from torch.distributed.checkpoint import FileSystemWriter, save
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    store = torch.distributed.FileStore(str(directory / "store"), 2)
+    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    mesh = init_device_mesh("cpu", (2,))
+    parts = {name: distribute_tensor(each, mesh, [Shard(0)]) for name, each in SHARDED.items()}
+    for key in ("model", "state_dict", "optimizer"):
+        writer = FileSystemWriter(directory / key / "model_0")
+        save({key: parts, "other": {"x": torch.ones(3)}}, storage_writer=writer)
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    """Return what writes the shards of two ranks, below a key."""
+    made = tmp_path_factory.mktemp("shards")
+    torch.multiprocessing.spawn(shard, (made,), nprocs=2)
+    return lambda key: lambda path: shutil.copytree(made / key, path, dirs_exist_ok=True)
 
 
 def save(directory, write):
@@ -93,11 +123,57 @@ def test_an_existing_file_is_not_replaced(command, tmp_path):
     assert (tmp_path / "out").read_text() == "precious"
 
 
-def test_shards_are_refused_with_what_to_do(command, tmp_path):
-    save(tmp_path / "run", lambda path: (path / "__0_0.distcp").touch())
+@pytest.mark.parametrize("key", ["model", "state_dict"])
+def test_weights_in_shards_of_several_ranks(command, tmp_path, shards, key):
+    save(tmp_path / "run", shards(key))
+    out = tmp_path / "plain.safetensors"
+    done = command("export", tmp_path / "run", "-o", out, "--json")
+    assert done.code == 0, done.err
+    found = load_file(out)
+    assert {name: (each.dtype, each.tolist()) for name, each in found.items()} == {
+        name: (each.dtype, each.tolist()) for name, each in SHARDED.items()
+    }
+
+
+def test_shards_without_a_model_are_refused(command, tmp_path, shards):
+    save(tmp_path / "run", shards("optimizer"))
     done = command("export", tmp_path / "run", "-o", tmp_path / "out")
-    assert done.code == 2
-    assert "accelerate merge-weights" in done.err
+    assert done.code == 2 and "shards, but none of a model" in " ".join(done.err.split())
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_damaged_shard_is_not_exported(command, tmp_path, shards, flip):
+    save(tmp_path / "run", shards("model"))
+    flip(next((tmp_path / "run" / "checkpoint-10").rglob("*.distcp")))
+    done = command("export", tmp_path / "run", "-o", tmp_path / "out")
+    assert done.code == 1 and "has the digest" in done.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_files_of_a_given_size(command, tmp_path, shards):
+    save(tmp_path / "run", shards("model"))
+    out = tmp_path / "plain"
+    done = command("export", tmp_path / "run", "-o", out, "--shard-size", "64", "--json")
+    assert done.code == 0, done.err
+    index = json.loads((out / "model.safetensors.index.json").read_text())
+    assert sorted({*index["weight_map"].values()}) == sorted(path.name for path in out.glob("*.safetensors"))
+    assert index["metadata"]["total_size"] == sum(each.nbytes for each in SHARDED.values())
+    for name, file in index["weight_map"].items():
+        assert torch.equal(load_file(out / file)[name], SHARDED[name])
+    assert done.json["bytes"] == sum(path.stat().st_size for path in out.iterdir())
+
+
+def test_one_file_is_enough_for_a_size_above_all(command, tmp_path):
+    save(tmp_path / "run", hf)
+    assert command("export", tmp_path / "run", "-o", tmp_path / "out", "--shard-size", "5 gb").code == 0
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.safetensors"]
+
+
+@pytest.mark.parametrize("size", ["0", "-1", "5TB of", ""])
+def test_a_size_that_is_none(command, tmp_path, size):
+    save(tmp_path / "run", hf)
+    done = command("export", tmp_path / "run", "-o", tmp_path / "out", f"--shard-size={size}")
+    assert done.code == 2 and "expected a number with KB, MB or GB" in " ".join(done.err.split())
 
 
 @pytest.mark.parametrize("is_all", [False, True])

@@ -13,7 +13,7 @@ RULER = Path(__file__).parents[2] / "tools" / "size.py"
 BUDGETS = {
     ".": 310,
     "accelerate": 820,
-    "cli": 2320,
+    "cli": 2430,
     "core": 430,
     "core/checkpoint": 1770,
     "core/dataloader": 1310,

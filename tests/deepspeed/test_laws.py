@@ -7,15 +7,12 @@ import json
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import deepspeed
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from resume_adapters.integrations.deepspeed_engine.files import ForeignCheckpoints
 from selection import often
@@ -25,7 +22,6 @@ import contract
 import stores
 from faults import DAMAGES
 from launch import is_installed
-from training import digest
 
 KILL = {"event": "step_end", "step": 18}
 PLAIN: dict[str, Any] = {"stage": 2, "augment": True}
@@ -315,13 +311,8 @@ def test_export_puts_the_pieces_together(stage: int, bench: contract.Bench, tmp_
     """In single precision, as DeepSpeed does it; these are the weights that the run ended with."""
     config = {**TWO, "stage": stage, "max_steps": 3}
     bench.run(tmp_path, config, ranks=2).require_success()
-    command = [sys.executable, "-m", "resume_adapters.cli", "export", "out", "-o", "whole.safetensors", "--json"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout)["checkpoint"] == "global_step3"
-    weights = load_file(tmp_path / "whole.safetensors")
     names = [f"{layer}.{name}" for layer in ("first", "middle", "last") for name in ("weight", "bias")]
-    final = contract.read_trace(tmp_path, 2).final[0]
-    assert final is not None and digest(*(weights[name] for name in names)) == final["weights"]
+    contract.export_is_the_model(tmp_path, "out", names, ranks=2)
 
 
 # ---- Finished runs, and what is refused

@@ -9,7 +9,7 @@ from typing import Any
 import accelerate
 import pytest
 from packaging.version import Version
-from transformers import TrainingArguments
+from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments
 
 from resume_adapters.errors import UnsupportedSetting
 from resume_adapters.hf import files
@@ -41,6 +41,8 @@ def test_killed_equals_never(
     config = {"fsdp": kind, "samples": 100, "args": {"save_steps": 5, "remove_unused_columns": False}}
     expected = reference(config, 2)
     contract.interrupted_equals_uninterrupted(bench, tmp_path, config, expected, kills, ranks=2)
+    names = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=1)).state_dict()
+    contract.export_is_the_model(tmp_path, "out", names, ranks=2)
 
 
 @pytest.mark.thorough

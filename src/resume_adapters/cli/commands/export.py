@@ -4,32 +4,34 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
-import sys
+import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from resume_adapters.cli import run_directory
+from resume_adapters.cli import portable, run_directory
 from resume_adapters.cli.app import EXIT_CODES, MOVE, Json, Named, RunDir, app, show
 from resume_adapters.cli.render import tracked
 from resume_adapters.cli.run_directory import STORAGE, RunDirectory, require_intact
 from resume_adapters.core.checkpoint.checkpoint import CheckpointInfo
+from resume_adapters.core.checkpoint.distributed_metadata import SHARD
 from resume_adapters.core.checkpoint.files import CheckpointFiles
 from resume_adapters.core.checkpoint.native_files import weight_shards
-from resume_adapters.core.state import keys, safe_load
-from resume_adapters.core.state.stand_ins import stand_ins, standing_in
-from resume_adapters.errors import CheckpointDamaged, MissingFramework, NoValidCheckpoint, UnsupportedSetting
+from resume_adapters.errors import CheckpointDamaged, NoValidCheckpoint, UnsupportedSetting
 from resume_adapters.integrations.deepspeed_engine import names
 
-if TYPE_CHECKING:
-    import torch
-
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-_SINGLE = ("model.safetensors", "pytorch_model.bin", "adapter_model.safetensors", "adapter_model.bin")
-_WEIGHT_KEYS = ("state_dict", "module")
-"""The key of the weights in a file of Lightning, or of DeepSpeed, which holds more than weights."""
+_SINGLE = (
+    "model.safetensors",
+    "pytorch_model.bin",
+    "pytorch_model_fsdp.bin",
+    "adapter_model.safetensors",
+    "adapter_model.bin",
+)
+
+_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 @app.command(rich_help_panel=MOVE, epilog=EXIT_CODES)
@@ -40,13 +42,19 @@ def export(
         Path("model.safetensors")
     ),
     best: Annotated[bool, typer.Option("--best", help="The best checkpoint, according to the run.")] = False,
+    shard_size: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Write a directory with files of at most SIZE, such as 5GB, and an index."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Write the weights of a checkpoint to one safetensors file, by their names without wrappers.
 
-    The digests of the files are verified first. The run directory is not changed. Only torch is needed, no framework;
-    but DeepSpeed is needed to merge what its ZeRO sharded, in single precision. Other sharded weights are refused.
+    The digests of the files are verified first. The run directory is not changed. Weights that FSDP2 sharded are merged
+    one at a time. Only torch is needed, no framework; but DeepSpeed is needed to merge what its ZeRO sharded, in single
+    precision.
     """
+    limit = None if shard_size is None else _bytes(shard_size)
     run = run_directory.read(run_dir)
     row = _choose(run, checkpoint, best)
     if os.path.lexists(output):
@@ -54,9 +62,18 @@ def export(
     files = _weight_files(row)
     _require_all_shards(row, files)
     _verify(row, files)
-    count, written = _write(_read(files), output, row)
-    facts = {"run_directory": run.place, "checkpoint": row.path.name, "step": row.step}
-    show({**facts, "output": str(output), "tensors": count, "bytes": written}, json)
+    with _weights(row, files) as weights:
+        facts = {"format": "pt", "checkpoint": row.path.name, "step": str(row.step)}
+        written = portable.write(weights, output, facts, limit)
+    found = {"run_directory": run.place, "checkpoint": row.path.name, "step": row.step}
+    show({**found, "output": str(output), "tensors": len(weights), "bytes": written}, json)
+
+
+def _bytes(text: str) -> int:
+    given = re.fullmatch(r"(\d+) ?([KMG]B|)", text.strip().upper())
+    if given is None or int(given[1]) == 0:
+        raise UnsupportedSetting(f"--shard-size is {text!r}; expected a number with KB, MB or GB, such as 5GB")
+    return int(given[1]) * _UNITS[given[2]]
 
 
 def _choose(run: RunDirectory, name: str | None, best: bool) -> CheckpointInfo:
@@ -73,7 +90,7 @@ def _choose(run: RunDirectory, name: str | None, best: bool) -> CheckpointInfo:
 
 
 def _weight_files(row: CheckpointInfo) -> list[Path]:
-    """Return the files that hold the weights of a checkpoint's model; of ZeRO, its shards come first."""
+    """Return the files that hold the weights of a checkpoint's model; what is sharded lies in the first ones."""
     checkpoint = row.path
     if checkpoint.is_file():
         return [checkpoint]
@@ -93,12 +110,8 @@ def _weight_files(row: CheckpointInfo) -> list[Path]:
     shards = [path for path in states if names.SHARD.fullmatch(path.name)]
     if of_engine := [*shards, *(path for path in states if path.name == names.MODEL)]:
         return of_engine
-    sharded = next(checkpoint.rglob("*.distcp"), None)
-    if sharded is not None:
-        raise UnsupportedSetting(
-            f"the weights of {checkpoint.name} are sharded over processes ({sharded.name}): merge them with the "
-            "framework's own tool first (accelerate merge-weights)"
-        )
+    if sharded := sorted(path for path in checkpoint.rglob("*") if SHARD.fullmatch(path.name)):
+        return sharded
     known = ", ".join((*_SINGLE, names.MODEL))
     raise UnsupportedSetting(f"{checkpoint.name} has no file of weights; expected one of {known}")
 
@@ -123,76 +136,12 @@ def _verify(row: CheckpointInfo, files: list[Path]) -> None:
         require_intact(row.path, row.manifest, (entry,))
 
 
-def _read(files: list[Path]) -> dict[str, torch.Tensor]:
-    """Read weights, running no code."""
-    import torch
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
+def _weights(
+    row: CheckpointInfo, files: list[Path]
+) -> contextlib.AbstractContextManager[Mapping[str, portable.Weight]]:
+    """Return the weights in these files, which are open within the context."""
+    if SHARD.fullmatch(files[0].name):
+        return portable.of_shards(CheckpointFiles(STORAGE, row.path, row.manifest))
     if names.SHARD.fullmatch(files[0].name):
-        return _merged_shards(files[0].parent)
-    found: dict[str, Any] = {}
-    for file in files:
-        if file.suffix == ".json":
-            continue
-        try:
-            content: dict[str, Any] = load_file(file) if file.suffix == ".safetensors" else _unpickled(file)
-        except SafetensorError as error:
-            raise CheckpointDamaged(f"{file} is damaged: {error}", path=file) from error
-        weights = next((content[key] for key in _WEIGHT_KEYS if isinstance(content.get(key), dict)), content)
-        found.update({name: value for name, value in weights.items() if isinstance(value, torch.Tensor)})
-    return {name: found[key] for name, key in keys.canonical(found).items()}
-
-
-def _merged_shards(checkpoint: Path) -> dict[str, torch.Tensor]:
-    """Return the weights that ZeRO sharded, in single precision, merged by DeepSpeed without running code of them."""
-    with contextlib.redirect_stdout(sys.stderr):  # DeepSpeed prints each shard
-        try:
-            from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
-
-            from resume_adapters.integrations.deepspeed_engine.files import as_data
-        except ImportError as error:
-            raise MissingFramework(
-                f"the weights of {checkpoint.name} are in shards that only DeepSpeed can merge: "
-                "pip install 'deepspeed>=0.19.8,<0.20'"
-            ) from error
-        try:
-            with as_data():
-                weights: dict[str, torch.Tensor] = get_fp32_state_dict_from_zero_checkpoint(
-                    str(checkpoint.parent), tag=checkpoint.name
-                )
-        except pickle.UnpicklingError as error:
-            raise UnsupportedSetting(
-                f"{checkpoint.name} cannot be read without running code from it: {error}", path=checkpoint
-            ) from error
-    return weights
-
-
-def _unpickled(file: Path) -> dict[str, Any]:
-    import torch
-
-    refusal = f"{file.name} cannot be read without running code from it"
-    try:
-        with safe_load.allowing(safe_load.data_classes()), standing_in():
-            content: Any = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-    except (pickle.UnpicklingError, RuntimeError) as error:
-        raise UnsupportedSetting(f"{refusal}: {error}") from error
-    if not isinstance(content, dict):
-        raise UnsupportedSetting(f"{refusal}: it holds a {type(content).__name__}, expected a dict of weights")
-    weights = [key for key in _WEIGHT_KEYS if isinstance(content.get(key), dict)] or list(content)
-    odd = stand_ins(content, lambda key: key in weights)
-    if odd:
-        raise UnsupportedSetting(f"{refusal}: it holds {', '.join(sorted(odd))}")
-    return content
-
-
-def _write(weights: dict[str, torch.Tensor], output: Path, row: CheckpointInfo) -> tuple[int, int]:
-    """Write a temporary file and rename it, so that the output is either complete or absent."""
-    from safetensors.torch import save_file
-
-    temporary = output.with_name(f".{output.name}.tmp")
-    # Tied weights share their memory, which the format cannot express: each name gets its own.
-    plain = {name: tensor.detach().clone().contiguous() for name, tensor in weights.items()}
-    save_file(plain, temporary, metadata={"format": "pt", "checkpoint": row.path.name, "step": str(row.step)})
-    os.replace(temporary, output)
-    return len(plain), output.stat().st_size
+        return contextlib.nullcontext(portable.of_zero(files[0].parent))
+    return contextlib.nullcontext(portable.of_files(file for file in files if file.suffix != ".json"))
