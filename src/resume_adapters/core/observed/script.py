@@ -129,8 +129,12 @@ def _is_own(each: Any) -> bool:
 
 def is_of_class_of_script(each: Any) -> bool:
     """Return whether an object with attributes is of a class of the script."""
-    file = getattr(sys.modules.get(type(each).__module__), "__file__", None) or "<"
-    return _is_of_script(file) and has_attributes(each)
+    return is_code_of_script(type(each)) and has_attributes(each)
+
+
+def is_code_of_script(each: Any) -> bool:
+    """Return whether a class or a function is of the script."""
+    return _is_of_script(getattr(sys.modules.get(each.__module__), "__file__", None) or "<")
 
 
 def rebound(code: CodeType, line: int) -> set[str] | None:
@@ -255,6 +259,8 @@ def _is_container(value: ast.expr) -> bool:
 
 def _is_carried(loop: ast.For | ast.While, name: str, *, grows: bool) -> bool:
     """Return whether the body of a loop changes a variable, and reads what the iteration before has left in it."""
+    if any(_is_advance(node, name) for node in _within(loop)):
+        return True
     nodes = [node for node in _within(loop) if _names(node, name)]
     if not any(_is_change(node, name) and (grows or not _is_growth(node, name)) for node in nodes):
         return False
@@ -271,6 +277,10 @@ def _names(node: ast.AST, name: str) -> bool:
     if isinstance(node, ast.AugAssign):
         return isinstance(node.target, ast.Name) and node.target.id == name
     return (isinstance(node, ast.Name) and node.id == name) or _is_growth(node, name)
+
+
+def _is_advance(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Call) and ast.unparse(node).startswith((f"next({name})", f"next({name}, "))
 
 
 def _is_growth(node: ast.AST, name: str) -> bool:

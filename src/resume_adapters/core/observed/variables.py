@@ -6,17 +6,25 @@ by then, is carried from step to step. Variables that a step gives a new value a
 
 from __future__ import annotations
 
+import contextlib
+import dis
 import functools
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from types import BuiltinMethodType, FrameType, MethodType, ModuleType
+from types import BuiltinMethodType, CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from resume_adapters.core.observed import paths, walk
 from resume_adapters.core.observed.instances import instances
 from resume_adapters.core.observed.leaves import LeafKind, is_array
 from resume_adapters.core.observed.paths import Path, is_module, type_name
-from resume_adapters.core.observed.script import is_of_class_of_script, rebound, release, script_frames
+from resume_adapters.core.observed.script import (
+    is_code_of_script,
+    is_of_class_of_script,
+    rebound,
+    release,
+    script_frames,
+)
 from resume_adapters.core.observed.walk import CONTAINERS, Census, Subjects, has_state
 from resume_adapters.core.state.rng import is_generator
 from resume_adapters.core.state.untouched import attributes, is_a
@@ -29,6 +37,9 @@ _DEEP = 4
 
 _MANY = 1_000
 """Items of a container in which such objects are looked for."""
+
+_CALLS, _ANY = "between calls", 0
+"""The scope of what code of the script keeps, and the identity of what may be replaced."""
 
 _CONTENT = (LeafKind.DATA, LeafKind.STATEFUL, LeafKind.TENSOR)
 
@@ -50,7 +61,11 @@ class ScriptVariables:
     def begin(self) -> None:
         """Look at the variables of the calls that are running, for :meth:`compare`; within the first step."""
         scopes = _scopes()
-        self._held = {(scope, name): id(each) for scope, held in scopes.items() for name, each in held.items()}
+        self._held = {
+            (scope, name): _ANY if scope == _CALLS else id(each)
+            for scope, held in scopes.items()
+            for name, each in held.items()
+        }
         self._start = self._look(scopes)
 
     def compare(self) -> None:
@@ -60,7 +75,7 @@ class ScriptVariables:
         self._comparisons += 1
         scopes = _scopes()
         same = {
-            scope: {name: each for name, each in held.items() if self._held.get((scope, name)) == id(each)}
+            scope: {name: each for name, each in held.items() if self._held.get((scope, name)) in (id(each), _ANY)}
             for scope, held in scopes.items()
         }
         for path, leaf in self._start.changed(self._look(same)).items():
@@ -87,6 +102,8 @@ class ScriptVariables:
         return walk.take(Subjects(roots=scopes, captured=saved, foreign=_LIBRARIES), time.perf_counter)
 
 
+_CODE = (FunctionType, type)
+
 _LIBRARIES = ("accelerate.", "datasets.", "deepspeed.", "lightning", "tokenizers.", "transformers.tokenization")
 """Modules whose objects hold no state of the script, or others save it."""
 
@@ -105,6 +122,30 @@ def _scopes() -> dict[str, dict[str, Any]]:
         else:
             held = {name: each for name, each in frame.f_globals.items() if _may_hold(each)}
             found.setdefault(code.co_filename, held)
+    defined = [each for held in found.values() for each in held.values() if type(each) in _CODE]
+    return {**found, _CALLS: {name: value for each in defined for name, value in _kept_by(each)}}
+
+
+def _kept_by(code: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what a function or a class of the script keeps from one call to the next, by name."""
+    attributes = {name: each for name, each in vars(code).items() if not name.startswith("__")}
+    yield from ((f"{code.__name__}.{name}", each) for name, each in attributes.items() if type(each) not in _CODE)
+    for each in (code, *attributes.values()):
+        if type(each) is FunctionType:
+            cells = dict(zip(each.__code__.co_freevars, each.__closure__ or (), strict=True))
+            for name in _read_and_stored(each.__code__):
+                with contextlib.suppress(KeyError, ValueError):  # it has no value yet
+                    yield name, cells[name].cell_contents if name in cells else each.__globals__[name]
+
+
+def _read_and_stored(code: CodeType) -> set[str]:
+    """Return the names from outside that a function reads, and gives another value later."""
+    read, found = set[str](), set[str]()
+    for each in dis.get_instructions(code):
+        if each.opname in ("LOAD_GLOBAL", "LOAD_DEREF"):
+            read.add(each.argval)
+        elif each.opname in ("STORE_GLOBAL", "STORE_DEREF") and each.argval in read:
+            found.add(each.argval)
     return found
 
 
@@ -122,6 +163,8 @@ def _may_hold(value: Any) -> bool:
     """Return whether an object can change and keep its identity, and is no machinery of a library."""
     if type(value) in CONTAINERS or is_array(value) or is_generator(value):
         return True
+    if type(value) in _CODE:
+        return is_code_of_script(value)
     return is_module(value) or has_state(value) or is_of_class_of_script(value)
 
 
