@@ -18,7 +18,7 @@ BUDGETS = {
     "core/checkpoint": 1781,
     "core/dataloader": 1400,
     "core/loop": 1650,
-    "core/observed": 1587,
+    "core/observed": 1589,
     "core/recovery": 1450,
     "core/run": 1230,
     "core/run_directory": 950,

@@ -116,6 +116,22 @@ def test_what_a_loop_changes(what: str, in_function: bool, tmp_path: Path) -> No
     runpy.run_path(str(script), {**NAMES, "look": look, "saved": saved})
     assert sorted(variables.changed([])) == sorted(found)
     assert variables.changed(found) == []
+    names = {each.split("`")[1].rpartition(".")[2] for each in found}
+    assert variables.changed([], names) == []
+
+
+class Counting(torch.nn.Linear):
+    calls = ()
+
+
+def test_what_a_module_within_a_saved_one_holds_is_saved_too() -> None:
+    inner = Counting(2, 2)
+    outer = torch.nn.Sequential(torch.nn.Sequential(inner))
+    variables = ScriptVariables(lambda: [outer])
+    variables.begin()
+    inner.calls = (1,)
+    variables.compare()
+    assert variables.changed([]) == []
 
 
 def test_a_script_without_a_source_is_left_alone() -> None:

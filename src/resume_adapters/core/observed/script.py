@@ -28,7 +28,7 @@ _NOT_THE_SCRIPT = (str(Path(__file__).parents[2]), str(Path(ast.__file__).parent
 _CLOCKS = ("time.", "time(", "perf_counter", "monotonic", "now(")
 """What is in an expression that asks for the time."""
 
-_OF_THE_RUN = (".global_step", ".resume(")
+_OF_THE_RUN = (".global_step", ".resume(", ".batches(")
 """What is in an expression that has another value where a run goes on."""
 
 _LOOPS = (ast.For, ast.While)
@@ -101,11 +101,11 @@ def changed(places: list[Place]) -> list[str]:
 
 
 def of_the_run(places: list[Place]) -> set[str]:
-    """Return the names of attributes to which the script gives values that follow from the run."""
+    """Return the names of variables and attributes to which the script gives values that follow from the run."""
     trees = [_tree(file) for file in {place.code.co_filename for place in places}]
     nodes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Assign)]
     given = [node for node in nodes if any(word in ast.unparse(node.value) for word in _OF_THE_RUN)]
-    return {each.attr for node in given for each in node.targets if isinstance(each, ast.Attribute)}
+    return {ast.unparse(each).rpartition(".")[2] for node in given for each in node.targets}
 
 
 def _changed_at(place: Place) -> Iterator[str]:

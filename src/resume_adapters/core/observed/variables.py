@@ -17,7 +17,7 @@ from typing import Any
 from resume_adapters.core.observed import paths, walk
 from resume_adapters.core.observed.instances import instances
 from resume_adapters.core.observed.leaves import LeafKind, is_array
-from resume_adapters.core.observed.paths import Path, is_module, type_name
+from resume_adapters.core.observed.paths import Path, is_module, submodules, type_name
 from resume_adapters.core.observed.script import (
     is_code_of_script,
     is_of_class_of_script,
@@ -89,10 +89,10 @@ class ScriptVariables:
 
         Args:
             known: what is named already.
-            restored: attributes that the script restores.
+            restored: variables and attributes that the script restores.
         """
         names = {each.split("`")[1] for each in known}
-        found = {name: text for name, text in self._found.items() if name.partition(".")[2] not in restored}
+        found = {name: text for name, text in self._found.items() if name.rpartition(".")[2] not in restored}
         return [text for name, text in found.items() if name not in names]
 
     def _look(self, scopes: Mapping[str, Any]) -> Census:
@@ -192,12 +192,14 @@ def _held_by(objects: Iterable[Any]) -> Iterator[Any]:
         level = [each for each in level if id(each) not in seen]
         seen.update(id(each) for each in level)
         yield from level
-        level = [inner for each in level if not is_module(each) for inner in _content(each)]
+        level = [inner for each in level for inner in _content(each)]
 
 
 def _content(value: Any) -> Iterable[Any]:
     if is_a(value, type, ModuleType):
         return ()
+    if is_module(value):
+        return [part for _, part in submodules(value)]
     if type(value) in CONTAINERS:
         items = value.values() if is_a(value, dict) else value
         return list(items) if len(value) <= _MANY else ()

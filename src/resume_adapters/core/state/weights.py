@@ -82,8 +82,9 @@ def require_unchanged(start: dict[str, str], now: dict[str, str]) -> None:
         raise UnsupportedSetting(
             f"{len(differing)} of the model's tensors have changed their shape or dtype in training:{lines}\n"
             "The relaunched script builds them as they were before the first step, and nothing that is saved now could "
-            "be loaded into them. Give a buffer its final size from the start, or hold what grows outside the model, "
-            "in an object with state_dict() and load_state_dict() that is registered as a part"
+            "be loaded into them. Give a buffer its final size from the start, and a lazy layer a batch before the run "
+            "begins; or hold what grows outside the model, in an object with state_dict() and load_state_dict() that "
+            "is registered as a part"
         )
 
 
