@@ -121,6 +121,7 @@ HABITS = {
     "attributes": ("torch", "trainer", "lightning"),
     "schedule": ("torch", "trainer", "lightning"),
     "hidden": ("torch", "trainer", "lightning"),
+    "extra": ("torch", "fabric", "lightning"),
     "layerwise": ("trainer", "lightning"),
     "sparse_window": ("lightning",),
     "frozen": ("trainer",),
@@ -139,3 +140,15 @@ def test_a_habit_of_a_training(habit: str, name: str, tmp_path: Path) -> None:
 def test_a_group_that_is_added_on_the_way_is_refused_with_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=r"5 parameters in the optimizer.*Make all groups"):
         ends_as_without(HERE / "scripts" / "habits.py", tmp_path, 18, "torch", "groups")
+
+
+@pytest.mark.parametrize(
+    ("name", "habit", "named"),
+    [
+        ("torch", "tied", "optimizer MISSING: 1 of the parameters of Adam are no longer"),
+        ("torch", "globals", "script MISSING: `CALLS`"),
+        ("lightning", "globals", "script MISSING: `CALLS`"),
+    ],
+)
+def test_a_habit_that_a_resume_would_lose_is_named(name: str, habit: str, named: str, tmp_path: Path) -> None:
+    assert named in run(HERE / "scripts" / "habits.py", (name, habit), tmp_path, adapted=True)

@@ -16,7 +16,6 @@ from transformers.trainer_utils import TrainOutput
 from resume_adapters.core.checkpoint.manifest import PartEntry, finite_metrics
 from resume_adapters.core.checkpoint.retention import KeepLast
 from resume_adapters.core.dataloader.progress import length_of
-from resume_adapters.core.observed.variables import ScriptVariables
 from resume_adapters.core.patching import replaced
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.session.context import RestoreContext
@@ -37,12 +36,6 @@ from resume_adapters.hf.framework import TrainerFramework
 from resume_adapters.hf.records import DueEvaluation, TrainerCounters, TrainerRankState
 from resume_adapters.hf.supported import require_supported
 from resume_adapters.hf.weights import LIVE_WEIGHTS
-
-_CHANGED = (
-    "the training changes what is in these variables of the script, and after a resume they start over: hold them in "
-    "an attribute of the trainer or of a callback, or pass an object with state_dict(), or a random generator, as a "
-    "part: ResumeCallback(name=object)"
-)
 
 
 class SessionPhase(enum.Enum):
@@ -108,12 +101,6 @@ class TrainerSession:
         self._replaces_cadence = cadence is not None
         self._save_due = self._is_due_in_memory = self._saves_to_memory = False
         self._resumed: TrainerRankState | None = None
-        self._variables = ScriptVariables(self._known)
-
-    def _known(self) -> list[Any]:
-        """Return what is saved, or looked at, beside the variables of the script."""
-        subjects = self.session.subjects()
-        return [*subjects.captured, *subjects.roots.values()]
 
     @property
     def run(self) -> ResumableRun:
@@ -251,7 +238,7 @@ class TrainerSession:
     def _begin_observing(self) -> None:
         if not self.session.observed.has_begun:
             self.session.begin_observing()
-            self._variables.begin()
+            self.session.watch_script()
 
     def before_epoch(self) -> None:
         """Begin to observe, before callbacks hear of the first epoch; of a resumed one they had heard before."""
@@ -382,7 +369,6 @@ class TrainerSession:
         self._keep()
         to_memory = self._saves_to_memory
         with self.framework.saving(native, pushes=not to_memory):
-            self._variables.compare()
             self.session.save(f"checkpoint-{step}", step, self, to_memory=to_memory)
 
     def is_saved_for_callbacks(self) -> bool:
@@ -443,12 +429,10 @@ class TrainerSession:
         return CheckpointFacts(float(live.epoch), self.evaluation.metrics(), best)
 
     def describe(self) -> list[PartEntry]:
-        """Return an entry for each part of the call, and for what nobody captures: workers, variables of the script."""
-        names = self._variables.changed(())
+        """Return an entry for each part of the call, and for workers that nobody captures."""
         return [
             *self.session.part_entries.captured(self.framework.parts(), counters="running loss and elapsed time"),
             *self.evaluation.missing(),
-            *([PartEntry("script", "missing", f"{', '.join(names)}: {_CHANGED}")] if names else []),
         ]
 
     # ---- Ending

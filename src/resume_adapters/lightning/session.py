@@ -254,6 +254,7 @@ class FitSession:
         # A Timer has decided for itself: it may have been given more time.
         self._trainer.should_stop |= context.rank_state.should_stop
         self._session.begin_observing()
+        self._session.watch_script()
         self.data.restore_random_state(context)
         self._session.move_schedules()
 
@@ -268,6 +269,7 @@ class FitSession:
         if context is None or context.rank_state is None:
             self._session.restorer.align_buckets()
             self._session.begin_observing()
+            self._session.watch_script()
         expected = self._trainer.estimated_stepping_batches
         self._expected_steps = int(expected) if math.isfinite(expected) and expected > 0 else None
 

@@ -147,6 +147,20 @@ for _ in range(2):
 """,
         ["hidden", "count", "rate", "batches"],
     ),
+    "iterators that it advances, of the run's none": (
+        """
+import itertools
+class Run:
+    def step(self):
+        step()
+run, scales, rates, rows = Run(), itertools.cycle([1, 2]), (1 / n for n in range(1, 9)), [1]
+given = iter(run.__dict__)
+for _ in range(2):
+    next(scales), next(rates, None), next(iter(rows)), next(given, None)
+    run.step()
+""",
+        ["scales", "rates"],
+    ),
     "nothing that comes of the run, of a clock or of a model": (
         """
 import time

@@ -47,6 +47,18 @@ NAMED: dict[str, tuple[str, str, list[str]]] = {
         "scaler.scale(torch.ones(1)); scaler.update(2.0 + index)",
         ["`scaler` (a GradScaler)"],
     ),
+    "what its functions and classes keep": (
+        "best = 0\ndef weigh():\n    global best\n    best = best + 1\n    weigh.calls += 1\nweigh.calls = 0\n"
+        "def counter():\n    count = 0\n    def add():\n        nonlocal count\n        count += 1\n    return add\n"
+        "add = counter()\nclass Meter:\n    total, fixed = 0, 1\n    def update(self):\n        Meter.total += 1",
+        "weigh(); add(); Meter().update()",
+        ["`best` (a int)", "`weigh.calls` (a int)", "`count` (a int)", "`Meter.total` (a int)"],
+    ),
+    "nothing that its functions only read, or set anew": (
+        "last = 0\ndef loss():\n    global last\n    last = random.random()\n    return last",
+        "loss()",
+        [],
+    ),
     "nothing that stays": ("fixed, model = [1], torch.nn.Linear(2, 2)", "model(torch.ones(2))", []),
     "nothing that a step makes": ("batch = []", "batch = [random.random()]; batch.append(1)", []),
     "nothing of a loader": (
@@ -104,6 +116,22 @@ def test_what_a_loop_changes(what: str, in_function: bool, tmp_path: Path) -> No
     runpy.run_path(str(script), {**NAMES, "look": look, "saved": saved})
     assert sorted(variables.changed([])) == sorted(found)
     assert variables.changed(found) == []
+    names = {each.split("`")[1].rpartition(".")[2] for each in found}
+    assert variables.changed([], names) == []
+
+
+class Counting(torch.nn.Linear):
+    calls = ()
+
+
+def test_what_a_module_within_a_saved_one_holds_is_saved_too() -> None:
+    inner = Counting(2, 2)
+    outer = torch.nn.Sequential(torch.nn.Sequential(inner))
+    variables = ScriptVariables(lambda: [outer])
+    variables.begin()
+    inner.calls = (1,)
+    variables.compare()
+    assert variables.changed([]) == []
 
 
 class Stopper:

@@ -170,6 +170,16 @@ def test_parts_are_restored_and_an_unknown_one_is_refused(tmp_path: Path) -> Non
         Launch(tmp_path, parts={**parts, "ema": ModuleBuffers({})})()
 
 
+def test_a_loss_scale_that_the_checkpoint_lacks_begins_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(Killed):
+        Launch(tmp_path, killed_after(5))()
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    with caplog.at_level("WARNING", "resume_adapters"):
+        assert Launch(tmp_path, parts={"scaler": scaler})().loop.global_step == 18
+    assert "has no loss scale: it begins as in a new run." in caplog.text
+    assert scaler.get_scale() == 4.0
+
+
 LACKING: dict[str, tuple[Any, ...]] = {
     "rank-00000.json": (
         ("shift",),

@@ -281,6 +281,21 @@ def test_an_optimizer_whose_parameters_have_moved_is_refused() -> None:
     SettingsComparison(lambda: settings("acb")).begin(older, "checkpoint-5")
 
 
+@pytest.mark.parametrize("what", ["tied", "replaced"])
+def test_parameters_that_the_model_has_no_longer_are_named_at_the_save(what: str) -> None:
+    layers = torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(2))
+    optimizer = torch.optim.SGD(layers.parameters(), lr=0.1)
+    comparison = SettingsComparison(lambda: read_settings({}, [optimizer], modules=[layers]))
+    comparison.begin()
+    assert comparison.regrouped() == []
+    if what == "tied":
+        layers[1].weight = layers[0].weight
+    else:
+        layers[1] = torch.nn.Linear(2, 2)
+    (said,) = comparison.regrouped()
+    assert said.startswith(f"{1 if what == 'tied' else 2} of the parameters of SGD are no longer those of the model")
+
+
 def test_groups_that_are_added_on_the_way_are_named_at_the_save_and_refused_by_their_sizes() -> None:
     layers = [torch.nn.Linear(2, 2) for _ in range(2)]
     optimizer = torch.optim.SGD(layers[0].parameters(), lr=0.1)

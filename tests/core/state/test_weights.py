@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from resume_adapters.core.checkpoint.native_files import read_weight_files, requ
 from resume_adapters.core.state.weights import (
     architecture,
     are_saved_as_they_are,
+    forms,
     have_names_of,
     load_weights,
     require_unchanged,
@@ -71,8 +73,38 @@ def test_one_bit_of_a_weight_is_noticed() -> None:
     saved = {name: value.clone() for name, value in model.state_dict().items()}
     with torch.no_grad():
         model.weight[0, 0] += 1e-7
-    with pytest.raises(NotRestored, match="model: weight differs from weight of checkpoint-10"):
+    with pytest.raises(NotRestored, match="model differs from checkpoint-10 after loading: weight: saved"):
         verify_weights(model, saved, CHECKPOINT)
+
+
+class Counts(torch.nn.Linear):
+    """Saves a count of any type beside its tensors, as torch documents it."""
+
+    count: object = 0
+
+    def get_extra_state(self) -> object:
+        return {"count": self.count}
+
+    def set_extra_state(self, state: dict[str, object]) -> None:
+        self.count = state["count"]
+
+
+def test_what_a_module_saves_beside_its_tensors_is_loaded_and_compared() -> None:
+    model, other = Counts(2, 2), Counts(2, 2)
+    before = forms(model.state_dict()), architecture(model.state_dict())
+    model.count = "many"
+    saved = copy.deepcopy(model.state_dict())
+    assert (forms(saved), architecture(saved)) == before
+    assert weight_digests(saved).keys() == {"weight", "bias"}
+    load_weights(other, saved, CHECKPOINT)
+    verify_weights(other, saved, CHECKPOINT)
+    assert other.count == "many" and are_saved_as_they_are(saved, other.state_dict())
+    other.count = "more"
+    with pytest.raises(NotRestored, match=r"_extra_state\.count: saved 'many'"):
+        verify_weights(other, saved, CHECKPOINT)
+    del saved["_extra_state"]
+    with pytest.raises(StateMismatch, match="missing _extra_state"):
+        load_weights(other, saved, CHECKPOINT)
 
 
 def test_weights_under_other_names_or_in_another_order_are_not_saved_as_they_are() -> None:

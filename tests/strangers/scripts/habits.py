@@ -28,6 +28,8 @@ class Net(nn.Module):
         self.inner = nn.LazyLinear(16) if HABIT == "lazy" else nn.Linear(40, 16)
         self.drop = nn.Dropout(0.1)
         self.head = nn.Linear(16, 2)
+        if HABIT == "tied":
+            self.same = nn.Linear(16, 2)
         if HABIT == "frozen":
             with torch.random.fork_rng():
                 torch.manual_seed(LAUNCH)
@@ -46,6 +48,34 @@ class Net(nn.Module):
         if hasattr(self, "frozen"):
             hidden = hidden + self.frozen(hidden)
         return self.head(self.drop(hidden))
+
+
+class Counted(Net):
+    """Scales by a count that it saves beside its tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = {"calls": 0}
+
+    def forward(self, x):
+        self.count["calls"] += 1
+        return super().forward(x) * (1 + self.count["calls"] / 100)
+
+    def get_extra_state(self):
+        return dict(self.count)
+
+    def set_extra_state(self, state):
+        self.count = dict(state)
+
+
+CALLS = 0
+
+
+def scale():
+    """Return a factor that follows from a global."""
+    global CALLS
+    CALLS += 1
+    return 1 + CALLS / 100
 
 
 def hide(module, state, prefix, local):
@@ -109,6 +139,8 @@ def on_step(step, net, optimizer):
     """Do what the habit does on the way, before the step with this number."""
     if HABIT == "groups" and step == 5:
         getattr(optimizer, "optimizer", optimizer).add_param_group({"params": list(net.head.parameters()), "lr": 0.02})
+    if HABIT == "tied" and step == 1:
+        net.same.weight = net.head.weight
 
 
 class Layerwise:
@@ -135,7 +167,7 @@ class Dummy(torch.optim.Optimizer):
         pass
 
 
-net = Net()
+net = Counted() if HABIT == "extra" else Net()
 if HABIT == "layerwise" and FRAMEWORK != "trainer":
     layers = Layerwise(net)
     layerwise = [layers.optimizers[p] for p in layers.optimizers]
@@ -196,7 +228,7 @@ def loop():
             on_step(steps, net, optimizer)
             if HABIT != "every_other" or steps % 2 == 0:
                 optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model(x), y)
+            loss = nn.functional.cross_entropy(model(x), y) * (scale() if HABIT == "globals" else 1)
             ledger.step(steps, loss.item(), [plain])
             backward(loss)
             optimizer.step()
@@ -274,13 +306,14 @@ def lightning():
             super().__init__()
             self.net = net
             self.automatic_optimization = HABIT != "every_other"
+            self.strict_loading = HABIT != "hidden"  # else Lightning itself loads no checkpoint that lacks tensors
 
         def training_step(self, batch):
             x, y = batch
             optimizer = self.optimizers()
             step = self.trainer.global_step
             on_step(step, net, optimizer)
-            loss = nn.functional.cross_entropy(self.net(x), y)
+            loss = nn.functional.cross_entropy(self.net(x), y) * (scale() if HABIT == "globals" else 1)
             ledger.step(step, loss.item(), [getattr(optimizer, "optimizer", optimizer)])
             if not self.automatic_optimization:
                 if HABIT != "every_other" or step % 2 == 0:

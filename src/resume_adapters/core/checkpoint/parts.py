@@ -29,6 +29,9 @@ from resume_adapters.errors import CheckpointDamaged, StateMismatch
 R = TypeVar("R", bound=Record)
 
 
+SCALER = "scaler"
+"""The part with the loss scale: a launch in another precision begins with a new one."""
+
 Write = Callable[[Path, bytes], None]
 """Writes a file."""
 
@@ -166,7 +169,7 @@ class CheckpointReader:
             if saved is not None:
                 given = self._of_given(name, part, saved) if isinstance(part, StatefulGroup) else saved
                 restore_part(name, part, given, verify=verify)
-            elif self._checkpoint.manifest is not None:
+            elif self._checkpoint.manifest is not None and name != SCALER:
                 raise self._lacks(name)
 
     def _of_given(self, name: str, group: StatefulGroup, saved: Mapping[str, Any]) -> dict[str, Any]:

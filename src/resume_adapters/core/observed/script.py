@@ -6,6 +6,7 @@ The source of the loop says which they are: names that have a value before it, a
 from __future__ import annotations
 
 import ast
+import functools
 import linecache
 import sys
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ _NOT_THE_SCRIPT = (str(Path(__file__).parents[2]), str(Path(ast.__file__).parent
 _CLOCKS = ("time.", "time(", "perf_counter", "monotonic", "now(")
 """What is in an expression that asks for the time."""
 
-_OF_THE_RUN = (".global_step", ".resume(")
+_OF_THE_RUN = (".global_step", ".resume(", ".batches(")
 """What is in an expression that has another value where a run goes on."""
 
 _LOOPS = (ast.For, ast.While)
@@ -84,11 +85,11 @@ def carried(places: list[Place]) -> list[str]:
 
 
 def of_the_run(places: list[Place]) -> set[str]:
-    """Return the names of attributes to which the script gives values that follow from the run."""
+    """Return the names of variables and attributes to which the script gives values that follow from the run."""
     trees = [_tree(file) for file in {place.code.co_filename for place in places}]
     nodes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Assign)]
     given = [node for node in nodes if any(word in ast.unparse(node.value) for word in _OF_THE_RUN)]
-    return {each.attr for node in given for each in node.targets if isinstance(each, ast.Attribute)}
+    return {ast.unparse(each).rpartition(".")[2] for node in given for each in node.targets}
 
 
 def _is_of_script(file: str) -> bool:
@@ -97,8 +98,12 @@ def _is_of_script(file: str) -> bool:
 
 def is_of_class_of_script(each: Any) -> bool:
     """Return whether an object with attributes is of a class of the script."""
-    file = getattr(sys.modules.get(type(each).__module__), "__file__", None) or "<"
-    return _is_of_script(file) and has_attributes(each)
+    return is_code_of_script(type(each)) and has_attributes(each)
+
+
+def is_code_of_script(each: Any) -> bool:
+    """Return whether a class or a function is of the script."""
+    return _is_of_script(getattr(sys.modules.get(getattr(each, "__module__", None) or ""), "__file__", None) or "<")
 
 
 def rebound(code: CodeType, line: int) -> set[str] | None:
@@ -163,6 +168,7 @@ def _loops(scope: ast.AST, line: int) -> list[ast.For | ast.While]:
     return [node for node in _within(scope) if isinstance(node, _LOOPS) and _holds(node, line)]
 
 
+@functools.lru_cache(maxsize=8)
 def _tree(file: str) -> ast.AST:
     """Return a script's syntax; an empty module where there is no source."""
     try:
@@ -213,6 +219,8 @@ def _assignments(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
 def _is_carried(loop: ast.For | ast.While, name: str) -> bool:
     """Return whether the body of a loop changes a variable, and reads what the iteration before has left in it."""
     nodes = list(_within(loop))
+    if any(_is_advance(node, name) for node in nodes):
+        return True
     if not any(name in _stored(node) for node in nodes):
         return False
     given: set[ast.AST] = set()
@@ -221,6 +229,11 @@ def _is_carried(loop: ast.For | ast.While, name: str) -> bool:
         if assigned is not None:
             given.update(node for node in ast.walk(inner) if not _comes_before(node, assigned))
     return any(_is_read(node, name) for node in nodes if node not in given)
+
+
+def _is_advance(node: ast.AST, name: str) -> bool:
+    """Return whether a node takes the next of an iterator."""
+    return isinstance(node, ast.Call) and ast.unparse(node).startswith((f"next({name})", f"next({name}, "))
 
 
 def _stored(node: ast.AST) -> list[str]:

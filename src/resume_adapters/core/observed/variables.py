@@ -6,17 +6,25 @@ by then, is carried from step to step. Variables that a step gives a new value a
 
 from __future__ import annotations
 
+import contextlib
+import dis
 import functools
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from types import BuiltinMethodType, FrameType, MethodType, ModuleType
+from types import BuiltinMethodType, CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from resume_adapters.core.observed import paths, walk
 from resume_adapters.core.observed.instances import instances
 from resume_adapters.core.observed.leaves import LeafKind, is_array
-from resume_adapters.core.observed.paths import Path, is_module, type_name
-from resume_adapters.core.observed.script import is_of_class_of_script, rebound, release, script_frames
+from resume_adapters.core.observed.paths import Path, is_module, submodules, type_name
+from resume_adapters.core.observed.script import (
+    is_code_of_script,
+    is_of_class_of_script,
+    rebound,
+    release,
+    script_frames,
+)
 from resume_adapters.core.observed.walk import CONTAINERS, Census, Subjects, has_state
 from resume_adapters.core.state.rng import is_generator
 from resume_adapters.core.state.untouched import attributes, is_a
@@ -26,6 +34,9 @@ _DEEP = 4
 
 _MANY = 1_000
 """Items of a container in which such objects are looked for."""
+
+_CALLS, _ANY = "between calls", 0
+"""The scope of what code of the script keeps, and the identity of what may be replaced."""
 
 _CONTENT = (LeafKind.DATA, LeafKind.STATEFUL, LeafKind.TENSOR)
 
@@ -47,7 +58,11 @@ class ScriptVariables:
     def begin(self) -> None:
         """Look at the variables of the calls that are running, for :meth:`compare`; within the first step."""
         scopes = _scopes()
-        self._held = {(scope, name): id(each) for scope, held in scopes.items() for name, each in held.items()}
+        self._held = {
+            (scope, name): _ANY if scope == _CALLS else id(each)
+            for scope, held in scopes.items()
+            for name, each in held.items()
+        }
         self._start = self._look(scopes)
 
     def compare(self) -> None:
@@ -57,7 +72,7 @@ class ScriptVariables:
             return
         scopes = _scopes()
         same = {
-            scope: {name: each for name, each in held.items() if self._held.get((scope, name)) == id(each)}
+            scope: {name: each for name, each in held.items() if self._held.get((scope, name)) in (id(each), _ANY)}
             for scope, held in scopes.items()
         }
         for path, leaf in self._start.changed(self._look(same)).items():
@@ -71,10 +86,10 @@ class ScriptVariables:
 
         Args:
             known: what is named already.
-            restored: attributes that the script restores.
+            restored: variables and attributes that the script restores.
         """
         names = {each.split("`")[1] for each in known}
-        found = {name: text for name, text in self._found.items() if name.partition(".")[2] not in restored}
+        found = {name: text for name, text in self._found.items() if name.rpartition(".")[2] not in restored}
         return [text for name, text in found.items() if name not in names]
 
     def _look(self, scopes: Mapping[str, Any]) -> Census:
@@ -83,6 +98,8 @@ class ScriptVariables:
         saved = [*_held_by([*self._saved(), *instances(DataLoader)])]
         return walk.take(Subjects(roots=scopes, captured=saved, foreign=_LIBRARIES), time.perf_counter)
 
+
+_CODE = (FunctionType, type)
 
 _LIBRARIES = ("accelerate.", "datasets.", "deepspeed.", "lightning", "tokenizers.", "transformers.tokenization")
 """Modules whose objects hold no state of the script, or others save it."""
@@ -99,6 +116,30 @@ def _scopes() -> dict[str, dict[str, Any]]:
             found.setdefault(f"{code.co_filename}:{code.co_firstlineno}", _variables(frame))
             held = {name: each for name, each in frame.f_globals.items() if _may_hold(each)}
             found.setdefault(code.co_filename, held)
+    defined = [each for held in found.values() for each in held.values() if type(each) in _CODE]
+    return {**found, _CALLS: {name: value for each in defined for name, value in _kept_by(each)}}
+
+
+def _kept_by(code: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what a function or a class of the script keeps from one call to the next, by name."""
+    attributes = {name: each for name, each in vars(code).items() if not name.startswith("__")}
+    yield from ((f"{code.__name__}.{name}", each) for name, each in attributes.items() if type(each) not in _CODE)
+    for each in (code, *attributes.values()):
+        if type(each) is FunctionType:
+            cells = dict(zip(each.__code__.co_freevars, each.__closure__ or (), strict=True))
+            for name in _read_and_stored(each.__code__):
+                with contextlib.suppress(KeyError, ValueError):  # it has no value yet
+                    yield name, cells[name].cell_contents if name in cells else each.__globals__[name]
+
+
+def _read_and_stored(code: CodeType) -> set[str]:
+    """Return the names from outside that a function reads, and gives another value later."""
+    read, found = set[str](), set[str]()
+    for each in dis.get_instructions(code):
+        if each.opname in ("LOAD_GLOBAL", "LOAD_DEREF"):
+            read.add(each.argval)
+        elif each.opname in ("STORE_GLOBAL", "STORE_DEREF") and each.argval in read:
+            found.add(each.argval)
     return found
 
 
@@ -116,6 +157,8 @@ def _may_hold(value: Any) -> bool:
     """Return whether an object can change and keep its identity, and is no machinery of a library."""
     if type(value) in CONTAINERS or is_array(value) or is_generator(value):
         return True
+    if type(value) in _CODE:
+        return is_code_of_script(value)
     return is_module(value) or has_state(value) or is_of_class_of_script(value)
 
 
@@ -143,12 +186,14 @@ def _held_by(objects: Iterable[Any]) -> Iterator[Any]:
         level = [each for each in level if id(each) not in seen]
         seen.update(id(each) for each in level)
         yield from level
-        level = [inner for each in level if not is_module(each) for inner in _content(each)]
+        level = [inner for each in level for inner in _content(each)]
 
 
 def _content(value: Any) -> Iterable[Any]:
     if is_a(value, type, ModuleType):
         return ()
+    if is_module(value):
+        return [part for _, part in submodules(value)]
     if type(value) in CONTAINERS:
         items = value.values() if is_a(value, dict) else value
         return list(items) if len(value) <= _MANY else ()

@@ -10,6 +10,7 @@ from resume_adapters.core import devices
 from resume_adapters.core.checkpoint.checkpoint import ResumeChoice
 from resume_adapters.core.checkpoint.files import extra_in_words
 from resume_adapters.core.checkpoint.manifest import PartEntry
+from resume_adapters.core.checkpoint.parts import SCALER
 from resume_adapters.core.log import logger
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.run_directory.siblings import unfinished_sibling
@@ -170,8 +171,8 @@ class PartEntries:
         lacking = devices.missing()
         return [*found, PartEntry("rng", "missing", lacking)] if lacking else found
 
-    def log_dropped(self, context: RestoreContext) -> None:
-        """Log the parts of the checkpoint that this launch does not restore."""
+    def log_differences(self, context: RestoreContext) -> None:
+        """Log the parts of the checkpoint that this launch does not restore, and a loss scale that it lacks."""
         manifest = context.checkpoint.manifest
         if manifest is None:
             return
@@ -180,3 +181,5 @@ class PartEntries:
         for each in manifest.parts:
             if each.by != "missing" and each.name not in here:
                 context.reader.log_dropped(each.name)
+        if manifest.parts and SCALER in here and all(each.name != SCALER for each in manifest.parts):
+            logger.warning("%s has no loss scale: it begins as in a new run.", context.path.name)

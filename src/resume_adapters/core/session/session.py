@@ -21,6 +21,7 @@ from resume_adapters.core.checkpoint.native_files import require_loadable
 from resume_adapters.core.checkpoint.writer import CallContent, Captured
 from resume_adapters.core.log import logger
 from resume_adapters.core.observed.paths import is_module
+from resume_adapters.core.observed.variables import ScriptVariables
 from resume_adapters.core.observed.walk import Subjects
 from resume_adapters.core.observed.when import TENSORS, ObservedState
 from resume_adapters.core.recovery.attempt import running_attempt
@@ -49,6 +50,12 @@ from resume_adapters.core.state.sharded_digest import ShardDigests
 from resume_adapters.core.state.stateful import Stateful, StaticState
 from resume_adapters.core.state.weights import architecture, architecture_digest, forms, require_unchanged
 from resume_adapters.errors import ResumeError, UnsupportedSetting
+
+_CHANGED = (
+    "the training changes what is in these variables of the script, and after a resume they start over: hold them in "
+    "an attribute of the trainer, the module or a callback, or pass an object with state_dict(), or a random "
+    "generator, as a part"
+)
 
 
 class Session:
@@ -108,6 +115,7 @@ class Session:
         self._has_refused = False
         self.part_entries = PartEntries(framework, options)
         self.observed = ObservedState(self.subjects, framework.about.registers)
+        self._variables = ScriptVariables(lambda: [*self.subjects().captured, *self.subjects().roots.values()])
         self._has_loaded_observed = False
         self.constants = Constants()
         self._is_rehearsed = False
@@ -176,6 +184,10 @@ class Session:
                 logger.info("Too large to be searched for undeclared state: %s.", left_out)
             self._log_differences()
 
+    def watch_script(self) -> None:
+        """Look at the variables of the script that called the framework, to name those that the training changes."""
+        self._variables.begin()
+
     def begin_settings(self) -> None:
         """Compare the optimizers and schedules with those of the checkpoint; once, before anything is loaded into them.
 
@@ -194,7 +206,7 @@ class Session:
         if line:
             logger.warning(line)
         if self.context is not None:
-            self.part_entries.log_dropped(self.context)
+            self.part_entries.log_differences(self.context)
 
     def move_schedules(self) -> None:
         """Move the schedules to where the run is by samples, if it resumes by samples."""
@@ -348,6 +360,7 @@ class Session:
         """
         self._load_observed()
         self.observed.before_save()
+        self._variables.compare()
         for note in self.settings.regrouped():
             self.observed.add_missing("optimizer", note)
         content = CallContent(self.write_files, functools.partial(self._capture, loop, name), self.framework.owner_of)
@@ -430,7 +443,11 @@ class Session:
         return {CONSTANTS: StaticState(found)} if found["digests"] else {}
 
     def _entries(self, loop: TrainingLoop) -> list[PartEntry]:
-        return [*self.framework.describe(), *loop.describe(), *(PartEntry(*each) for each in self.observed.describe())]
+        entries = [*self.framework.describe(), *loop.describe()]
+        if names := self._variables.changed(()):
+            part = f"{self.framework.about.registers}(name=object)"
+            entries.append(PartEntry("script", "missing", f"{', '.join(names)}: {_CHANGED}: {part}"))
+        return [*entries, *(PartEntry(*each) for each in self.observed.describe())]
 
     def _manifest_facts(
         self, state: RankState, facts: CheckpointFacts, entries: Sequence[PartEntry], name: str

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from resume_adapters.core.state import keys
-from resume_adapters.core.state.comparison import are_same, bits
+from resume_adapters.core.state.comparison import are_same, bits, first_difference
 from resume_adapters.errors import NotRestored, StateMismatch, UnsupportedSetting
 
 if TYPE_CHECKING:
@@ -23,7 +23,12 @@ _LISTED = 5
 
 def architecture(state: dict[str, torch.Tensor]) -> dict[str, str]:
     """Return the dtype and shape of each tensor of a model's state dict, by name without wrapper prefixes."""
-    return {name: _form(state[key]) for name, key in keys.canonical(state).items()}
+    return {name: _form(state[key]) for name, key in keys.canonical(_tensors(state)).items()}
+
+
+def _tensors(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a state dict without what modules add by ``get_extra_state()``: data of any type and size."""
+    return {key: each for key, each in state.items() if not key.endswith("_extra_state")}
 
 
 def _form(tensor: torch.Tensor) -> str:
@@ -37,7 +42,7 @@ def forms(state: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.dtype, tor
     """Return what tells an architecture from another, in a tenth of the time that :func:`architecture` takes."""
     from torch.nn.parameter import is_lazy
 
-    return {name: (each.dtype, None if is_lazy(each) else each.shape) for name, each in state.items()}
+    return {name: (each.dtype, None if is_lazy(each) else each.shape) for name, each in _tensors(state).items()}
 
 
 def architecture_digest(described: dict[str, str]) -> str:
@@ -77,8 +82,9 @@ def require_unchanged(start: dict[str, str], now: dict[str, str]) -> None:
         raise UnsupportedSetting(
             f"{len(differing)} of the model's tensors have changed their shape or dtype in training:{lines}\n"
             "The relaunched script builds them as they were before the first step, and nothing that is saved now could "
-            "be loaded into them. Give a buffer its final size from the start, or hold what grows outside the model, "
-            "in an object with state_dict() and load_state_dict() that is registered as a part"
+            "be loaded into them. Give a buffer its final size from the start, and a lazy layer a batch before the run "
+            "begins; or hold what grows outside the model, in an object with state_dict() and load_state_dict() that "
+            "is registered as a part"
         )
 
 
@@ -147,14 +153,20 @@ def are_saved_as_they_are(saved: dict[str, torch.Tensor], live: dict[str, torch.
     found, missing = _pair(saved, live)
     if missing or found.unexpected:
         return False
-    return all(are_same([(saved[name], live[key]) for key, name in found.saved_by_live.items()]))
+    return _first_difference(found, saved, live) is None
+
+
+def _first_difference(found: keys.Match, saved: Mapping[str, Any], live: Mapping[str, Any]) -> str | None:
+    names = found.saved_by_live
+    return first_difference({key: saved[name] for key, name in names.items()}, {key: live[key] for key in names})
 
 
 def _pair(saved: dict[str, Any], live: dict[str, torch.Tensor]) -> tuple[keys.Match, list[str]]:
     """Pair saved keys with live ones; also return those missing that no saved one is tied to."""
     found = keys.match(saved, live)
-    held = {_storage(live[key]) for key in found.saved_by_live}
-    return found, [key for key in found.missing if _storage(live[key]) not in held]
+    places = {key: _storage(each) for key, each in _tensors(live).items()}
+    held = {places.get(key) for key in found.saved_by_live} - {None}
+    return found, [key for key in found.missing if places.get(key) not in held]
 
 
 def verify_weights(module: torch.nn.Module, saved: dict[str, torch.Tensor], checkpoint: Path) -> None:
@@ -164,20 +176,16 @@ def verify_weights(module: torch.nn.Module, saved: dict[str, torch.Tensor], chec
         NotRestored: a tensor differs; the message names the first one.
     """
     live = module.state_dict()
-    names = keys.match(saved, live).saved_by_live
-    same = are_same([(saved[name], live[key]) for key, name in names.items()])
-    for (key, name), is_same in zip(names.items(), same, strict=True):
-        if not is_same:
-            raise NotRestored(
-                f"model: {key} differs from {name} of {checkpoint.name} after loading (saved {saved[name].dtype} "
-                f"{tuple(saved[name].shape)}, live {live[key].dtype} {tuple(live[key].shape)})",
-                path=checkpoint,
-            )
+    difference = _first_difference(keys.match(saved, live), saved, live)
+    if difference is not None:
+        raise NotRestored(f"model differs from {checkpoint.name} after loading: {difference}", path=checkpoint)
 
 
 def weight_digests(live: Mapping[str, torch.Tensor]) -> dict[str, str]:
     """Return the digest of each tensor's bytes, by its name without wrapper prefixes; the same on every device."""
-    return {name: xxhash.xxh3_128_hexdigest(bits(live[key]).numpy().data) for name, key in keys.canonical(live).items()}
+    tensors = _tensors(live)
+    names = keys.canonical(tensors).items()
+    return {name: xxhash.xxh3_128_hexdigest(bits(tensors[key]).numpy().data) for name, key in names}
 
 
 def verify_digests(saved: Mapping[str, str], live: Mapping[str, torch.Tensor], checkpoint: Path) -> None:
