@@ -112,8 +112,7 @@ class TierCandidates:
             return False
         path = self.catalog.directory / identity.name
         with contextlib.suppress(CheckpointDamaged):
-            for _ in check_digests(self.storage, path, read_manifest(self.storage, path).files):
-                pass
+            check_digests(self.storage, path, read_manifest(self.storage, path).files)
             return True
         return False
 
