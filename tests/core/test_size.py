@@ -24,7 +24,7 @@ BUDGETS = {
     "core/run_directory": 950,
     "core/saving": 700,
     "core/session": 2120,
-    "core/state": 1790,
+    "core/state": 1800,
     "core/stop": 370,
     "core/storage": 470,
     "core/tiers": 1210,

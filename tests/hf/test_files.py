@@ -41,3 +41,17 @@ def test_what_the_trainer_would_load_by_its_name_is_refused(tmp_path: Path, name
     (tmp_path / name).touch()
     with pytest.raises(CheckpointDamaged, match=f"{name} that is not in its manifest"):
         files.require_named(committed, with_adapters=True)
+
+
+def test_what_was_read_is_loaded_as_copies_and_all_else_from_its_file(tmp_path: Path) -> None:
+    torch.save({"state": torch.zeros(4)}, tmp_path / "optimizer.pt")
+    torch.save({"last_epoch": 3}, tmp_path / "scheduler.pt")
+    torch.save({"state": torch.ones(4)}, tmp_path / "other.pt")
+    read = files.read(of(tmp_path))
+    with files.loading(read):
+        loaded = torch.load(str(tmp_path / "optimizer.pt"), map_location="cpu", weights_only=True)
+        loaded["state"].add_(1)
+        assert torch.load(tmp_path / "scheduler.pt", weights_only=True) == {"last_epoch": 3}
+        assert torch.load(tmp_path / "other.pt", map_location="cpu", weights_only=True)["state"].sum() == 4
+        assert torch.load(tmp_path / "optimizer.pt", map_location="meta", weights_only=True)["state"].is_meta
+    assert not read[str(tmp_path / "optimizer.pt")]["state"].any()

@@ -18,7 +18,7 @@ import fuzz
 def load(found: CheckpointFiles) -> None:
     weights = files.weights(found)
     files.require_named(found, with_adapters=not weights)
-    files.require_loadable(found)
+    files.read(found)
     read_weight_files(weights)
 
 

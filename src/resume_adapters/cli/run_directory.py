@@ -219,8 +219,7 @@ def require_intact(checkpoint: Path, manifest: Manifest, entries: tuple[FileEntr
         CheckpointDamaged: naming the first file that is not as its manifest says.
     """
     check_sizes(STORAGE, checkpoint, msgspec.structs.replace(manifest, files=entries))
-    for _ in check_digests(STORAGE, checkpoint, entries):
-        pass
+    check_digests(STORAGE, checkpoint, entries)
 
 
 def open_url(url: str) -> RemoteTier:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers.trainer_callback import ExportableState
 
 from resume_adapters.core.checkpoint import distributed_metadata
@@ -15,6 +18,7 @@ from resume_adapters.core.checkpoint.files import CheckpointFiles
 from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.checkpoint.native_files import read_native, require_intact, weight_shards
 from resume_adapters.core.checkpoint.validity import ForeignDetector, ForeignStep
+from resume_adapters.core.patching import wrapped
 from resume_adapters.core.state.comparison import verify_equal
 from resume_adapters.core.state.stateful import Stateful, StatefulGroup, is_stateful
 from resume_adapters.core.storage.local import LocalStorage
@@ -146,15 +150,19 @@ def components(trainer: Any) -> dict[str, Any]:
     return {name: each for name, each in found.items() if each is not None}
 
 
-def verify(trainer: Any, files: CheckpointFiles) -> None:
+def verify(trainer: Any, saved: Mapping[str, Any]) -> None:
     """Compare optimizer, schedule and scaler with what the checkpoint holds, bit for bit.
+
+    Args:
+        saved: what :func:`read` returned.
 
     Raises:
         NotRestored: naming the component and the first difference.
     """
-    for name, thing in components(trainer).items():
-        if (file := files.find(name)) is not None:
-            verify_equal(name.removesuffix(".pt"), read_native(file), thing.state_dict())
+    live = components(trainer)
+    for file, state in saved.items():
+        if (name := Path(file).name) in live:
+            verify_equal(name.removesuffix(".pt"), state, live[name].state_dict())
 
 
 def require_complete(trainer: Any, directory: Path, wanted: Iterable[str]) -> None:
@@ -179,15 +187,27 @@ def loaded(directory: Path) -> list[Path]:
     ]
 
 
-def require_loadable(files: CheckpointFiles) -> None:
+def read(files: CheckpointFiles) -> dict[str, Any]:
     """Read what the trainer will load by itself, where an error would say nothing of the checkpoint.
+
+    Returns:
+        What each file holds, by its path. The tensors lie in the file: what nobody looks at is not read.
 
     Raises:
         CheckpointDamaged: a file cannot be read, or not without running code from it.
     """
-    for name in _LOADED_BY_NAME:
-        if (file := files.find(name)) is not None:
-            read_native(file)
+    return {str(file): read_native(file) for file in filter(None, map(files.find, _LOADED_BY_NAME))}
+
+
+def loading(saved: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]:
+    """Return the context in which ``torch.load`` copies what :func:`read` returned, in place of reading it again."""
+
+    def load(native: Callable[..., Any], file: Any, *args: Any, **options: Any) -> Any:
+        if str(file) in saved and str(options.get("map_location")) == "cpu":
+            return copy.deepcopy(saved[str(file)])  # what was read stays as it is in the file, and proves the copy
+        return native(file, *args, **options)
+
+    return wrapped(torch, "load", load)
 
 
 def exported_callbacks(trainer: Any) -> list[Any]:

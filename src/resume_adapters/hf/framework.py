@@ -83,6 +83,7 @@ class TrainerFramework(Framework):
             args.world_size, None if stage is None else _of_engine(args.world_size, stage)
         )
         self._native: Callable[[], None] | None = None
+        self._read: dict[str, Any] = {}
         self._observed = contextlib.ExitStack()
 
     # ---- Trackers
@@ -190,11 +191,12 @@ class TrainerFramework(Framework):
         if self.trainer.args.world_size > 1 and any(is_replaced(name, getattr(trainer, name)) for name in _LOADS):
             raise NotRehearsed("the trainer loads in a way of its own, which may wait for other processes")
         self.weights.rehearse(trainer, context.reader)
-        with safe_load.allowing(safe_load.data_classes()):
+        read = files.read(context.files)
+        with safe_load.allowing(safe_load.data_classes()), files.loading(read):
             trainer._load_optimizer_and_scheduler(str(context.path))  # seam: transformers 4.57 to 5.23
             if hasattr(trainer, "_load_scaler"):
                 trainer._load_scaler(str(context.path))  # seam: transformers 4.57 to 5.23
-        files.verify(trainer, context.files)
+        files.verify(trainer, read)
 
     def loaded_files(self, directory: Path) -> list[Path]:
         """Return the states of optimizer, schedule and scaler, and weights in torch's own format."""
@@ -290,7 +292,7 @@ class TrainerFramework(Framework):
     def load_model(self, context: RestoreContext, native: Callable[[], None], *, has_own_loader: bool) -> None:
         """Load the weights; see :meth:`ModelWeights.load`."""
         context.require_architecture(self.trainer.model.state_dict())
-        files.require_loadable(context.files)
+        self._read = files.read(context.files)
         if self.is_sharded:
             with distributed_metadata.reading(context.files):
                 native()
@@ -300,7 +302,8 @@ class TrainerFramework(Framework):
     def load_optimizer(self, context: RestoreContext | None, native: Callable[[], None]) -> None:
         """Load optimizer and schedule by the trainer, where FSDP has sharded them too."""
         allowed = safe_load.allowing(safe_load.data_classes())
-        with distributed_metadata.reading(context.files) if self.is_sharded and context is not None else allowed:
+        reading = distributed_metadata.reading(context.files) if self.is_sharded and context is not None else allowed
+        with reading, files.loading(self._read):
             native()
 
     def attach_engine(
@@ -341,7 +344,8 @@ class TrainerFramework(Framework):
         if self._is_whole and context.checkpoint.manifest is not None:
             files.require_complete(self.trainer, context.path, ["optimizer.pt", "scheduler.pt"])
         if context.verify:
-            files.verify(self.trainer, context.files)
+            files.verify(self.trainer, self._read or files.read(context.files))
+        self._read = {}
         if self.is_sharded:
             context.verify_shards(self.sharded_state)
 

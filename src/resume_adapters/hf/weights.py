@@ -132,42 +132,26 @@ class ModelWeights:
         kept = {name: each for name, each in beside.items() if isinstance(each, torch.Tensor)}
         live = updated(model)
         if not kept or not live.keys() <= kept.keys():
-            self._load_files(reader, native, has_own_loader=has_own_loader, is_proved=bool(beside), verify=verify)
+            weight_files = files.weights(reader.files)
+            is_native = has_own_loader or not weight_files  # adapters: only peft knows under which names they are saved
+            files.require_named(reader.files, with_adapters=is_native)
+            if is_native:
+                trains = {name: each.requires_grad for name, each in model.named_parameters()}
+                native()
+                for name, each in model.named_parameters():
+                    each.requires_grad_(trains.get(name, each.requires_grad))
+            content = read_weight_files(weight_files)
+            if not beside and have_names_of(content, model.state_dict()):
+                load_weights(model, content, checkpoint)
+                if verify:
+                    verify_weights(model, content, checkpoint)
+            elif content and not has_own_loader:
+                self._convert(content, checkpoint)
         with torch.no_grad():
             for name in live.keys() & kept.keys():
                 live[name].copy_(kept[name])
         if beside and verify:
             verify_digests({**beside, **weight_digests(kept)}, model.state_dict(), checkpoint)
-
-    def _load_files(
-        self,
-        reader: CheckpointReader,
-        native: Callable[[], None],
-        *,
-        has_own_loader: bool,
-        is_proved: bool,
-        verify: bool,
-    ) -> None:
-        """Load the trainer's files.
-
-        Args:
-            is_proved: their tensors may have other names than the model's, and are verified otherwise.
-        """
-        model, checkpoint = self._trainer.model, reader.files.checkpoint
-        weight_files = files.weights(reader.files)
-        files.require_named(reader.files, with_adapters=has_own_loader or not weight_files)
-        if has_own_loader or not weight_files:  # adapters: only peft knows under which names they are saved
-            trains = {name: each.requires_grad for name, each in model.named_parameters()}
-            native()
-            for name, each in model.named_parameters():
-                each.requires_grad_(trains.get(name, each.requires_grad))
-        content = read_weight_files(weight_files)
-        if not is_proved and have_names_of(content, model.state_dict()):
-            load_weights(model, content, checkpoint)
-            if verify:
-                verify_weights(model, content, checkpoint)
-        elif content and not has_own_loader:
-            self._convert(content, checkpoint)
 
     def _convert(self, content: dict[str, Any], checkpoint: Path) -> None:
         """Load weights through ``from_pretrained``, which reverses what ``save_pretrained`` does to names and tensors.

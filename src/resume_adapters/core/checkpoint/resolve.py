@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -180,8 +181,8 @@ def _validate_here(
             entry for entry in manifest.files if storage_group.owner_in_group(entry.rank) == storage_group.rank
         )
         if proved != (path.name, manifest):
-            for _ in check_digests(storage, path, mine):
-                pass
+            with ThreadPoolExecutor() as pool:  # one thread reads slower than the disk or the memory delivers
+                check_digests(storage, path, mine, pool.map)
         require_readable(CheckpointFiles(storage, path, manifest), mine)
         require_usable(Checkpoint(path, manifest.step, manifest))
         return _Answer(manifest.step, manifest=manifest)
@@ -234,8 +235,7 @@ def open_checkpoint(storage: Storage, path: Path, foreign: ForeignDetector) -> C
             return Checkpoint(path, found.step, None)
         manifest = read_manifest(storage, path)
         check_sizes(storage, path, manifest)
-        for _ in check_digests(storage, path, manifest.files):
-            pass
+        check_digests(storage, path, manifest.files)
         require_readable(CheckpointFiles(storage, path, manifest), manifest.files)
         return Checkpoint(path, manifest.step, manifest)
     except CheckpointDamaged as damage:

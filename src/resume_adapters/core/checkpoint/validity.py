@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -163,14 +163,19 @@ def check_sizes(storage: Storage, path: Path, manifest: Manifest) -> None:
             raise CheckpointDamaged(f"{entry.path} has {size} bytes, its manifest says {entry.bytes}", path=path)
 
 
-def check_digests(storage: Storage, path: Path, entries: tuple[FileEntry, ...]) -> Iterator[FileEntry]:
-    """Read files and compare their digests; yield each entry that agrees.
+def check_digests(storage: Storage, path: Path, entries: Iterable[FileEntry], each: Callable[..., Any] = map) -> None:
+    """Read files and compare their digests.
+
+    Args:
+        entries: the files.
+        each: calls a function with each of them, as ``map`` does, or the ``map`` of an executor.
 
     Raises:
-        CheckpointDamaged: naming the first file that does not.
+        CheckpointDamaged: naming the first file that does not agree.
     """
     locate = layout.locator(storage, path)
-    for entry in entries:
+
+    def check(entry: FileEntry) -> None:
         try:
             _, digest = storage.digest(locate(entry.path), skip_holes=True)
         except OSError as error:
@@ -180,7 +185,9 @@ def check_digests(storage: Storage, path: Path, entries: tuple[FileEntry, ...]) 
                 f"{entry.path} has the digest {digest}, its manifest says {entry.digest}: its content has changed",
                 path=path,
             )
-        yield entry
+
+    for _ in each(check, entries):
+        pass
 
 
 def foreign_step(storage: Storage, path: Path, foreign: ForeignDetector, history: CommitHistory) -> ForeignStep | None:

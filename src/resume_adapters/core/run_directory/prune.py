@@ -67,8 +67,7 @@ def plan_prune(
         if found[leaders.rank].whole[name] is None:
             return False
         with contextlib.suppress(CheckpointDamaged, FormatTooNew):
-            for _ in check_digests(storage, directory / name, read_manifest(storage, directory / name).files):
-                pass
+            check_digests(storage, directory / name, read_manifest(storage, directory / name).files)
             return True
         return False
 

@@ -52,6 +52,10 @@ class Opaque:
     def __setstate__(self, state: Any) -> None:
         self.state = state
 
+    def __deepcopy__(self, memo: Any) -> Opaque:
+        """Return the same one, which nothing changes."""
+        return self
+
     def __setitem__(self, key: Any, value: Any) -> None:
         self.entries[key] = value
 

@@ -109,8 +109,7 @@ class TierCandidates:
             return False
         path = self.catalog.directory / identity.name
         with contextlib.suppress(CheckpointDamaged):
-            for _ in check_digests(self.catalog.storage, path, read_manifest(self.catalog.storage, path).files):
-                pass
+            check_digests(self.catalog.storage, path, read_manifest(self.catalog.storage, path).files)
             return True
         return False
 
