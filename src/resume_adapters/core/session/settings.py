@@ -344,7 +344,7 @@ class SettingsComparison:
                 )
                 # A resume compares them with its own before anything is loaded.
                 self._regrouped[number] = now
-            elif moved := sum(one != other for one, other in zip(one.order, now.order, strict=True)):
+            elif moved := sum(bool(was) and was != other for was, other in zip(one.order, now.order, strict=True)):
                 found.append(
                     f"{moved} of the parameters of {now.kind} are no longer those of the model, or have other names: "
                     "it has been given others since the start, as where weights are tied or a layer is replaced. A "
