@@ -562,6 +562,7 @@ class Cycles:
                     each.tb_writer.close()  # the Trainer does it at the end of a training that was not cut short
 
     def outline(self) -> dict[str, Any]:
+        from resume_adapters.core.observed import steps
         from resume_adapters.hf import outside, patch
 
         trainer, optimizers = self.trainer, []
@@ -570,7 +571,8 @@ class Cycles:
         functions = [Trainer.train, *(vars(transformers.trainer).get(name) for name in WRAPPED)]
         return {
             # A callback watches from when it is made until its training begins: that is no hook of a training.
-            "global_hooks": cycles.patches()["global_hooks"] - len(outside._hooks),
+            "global_hooks": cycles.patches()["global_hooks"] - len(steps._hooks),
+            "watchers": sum(each.__module__ != outside.__name__ for each in steps._told.values()),
             "type": type(trainer) is TracedTrainer,
             "attributes": [name for name in vars(trainer) if "resume" in name],
             "hidden": [cycles.hidden(each) for each in (trainer, *trainer.callback_handler.callbacks)],
