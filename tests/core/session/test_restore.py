@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from resume_adapters.core.checkpoint import parts
-from resume_adapters.core.checkpoint.parts import _write_encoded
+from resume_adapters.core.checkpoint import writer
+from resume_adapters.core.checkpoint.parts import write_part
 from resume_adapters.core.loop.framework import Resumed
 from resume_adapters.core.state import encoding
 from resume_adapters.core.state.comparison import first_difference
@@ -46,7 +46,7 @@ def test_a_committed_checkpoint_that_holds_nothing_of_the_ranks_is_taken_up_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As the checkpoint plugin of Lightning writes them by itself: what the framework saved, and a manifest."""
-    native = _write_encoded
+    native = write_part
 
     def write(storage: Any, directory: Path, name: str, document: bytes, tensors: Any) -> None:
         if name != "rank-00000":
@@ -54,7 +54,7 @@ def test_a_committed_checkpoint_that_holds_nothing_of_the_ranks_is_taken_up_too(
 
     whole = Launch(tmp_path / "never")()
     with monkeypatch.context() as patch:
-        patch.setattr(parts, "_write_encoded", write)
+        patch.setattr(writer, "write_part", write)
         with pytest.raises(Killed):
             Launch(tmp_path / "run", killed_after(5))()
     last = Launch(tmp_path / "run")()
@@ -208,7 +208,7 @@ def test_a_checkpoint_of_another_version_of_the_format_is_refused(
     tmp_path: Path, file: str, keys: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is whole, and lacks a key that this version reads: the error names it and its file, and nothing is trained."""
-    native = _write_encoded
+    native = write_part
 
     def write(storage: Any, directory: Path, name: str, document: bytes, tensors: Any) -> None:
         if f"{name}.json" != file:
@@ -220,7 +220,7 @@ def test_a_checkpoint_of_another_version_of_the_format_is_refused(
             native(storage, directory, name, *encoding.encode(content))
 
     with monkeypatch.context() as patch:
-        patch.setattr(parts, "_write_encoded", write)
+        patch.setattr(writer, "write_part", write)
         with pytest.raises(Killed):
             Launch(tmp_path, killed_after(5), data="elastic")()
     place = f"{'.'.join(map(str, keys))} in {file}" if keys else file
@@ -261,7 +261,7 @@ def test_content_that_this_package_does_not_write_is_damage(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """It is named, and the previous checkpoint is resumed."""
-    native, written = _write_encoded, list[str]()
+    native, written = write_part, list[str]()
 
     def write(storage: Any, directory: Path, name: str, document: bytes, tensors: Any) -> None:
         written.append(f"{name}.json")
@@ -271,7 +271,7 @@ def test_content_that_this_package_does_not_write_is_damage(
         native(storage, directory, name, document, tensors)
 
     with monkeypatch.context() as patch:
-        patch.setattr(parts, "_write_encoded", write)
+        patch.setattr(writer, "write_part", write)
         with pytest.raises(Killed):
             Launch(tmp_path, killed_after(9))()
     resumed = Launch(tmp_path)()
