@@ -21,6 +21,7 @@ RUN, NEWEST, OUT = "RUN", "NEWEST", "OUT"
 COMMANDS = [
     ["ls", RUN],
     ["status", RUN],
+    ["report", RUN, "-o", OUT],
     ["verify", RUN],
     ["diff", f"{RUN}/{NEWEST}", NEWEST],
     ["export", RUN, "-o", OUT],

@@ -59,6 +59,7 @@ def test_says_what_serves_in_the_place_of_a_command_that_is_gone(command, run_di
 ALL = [
     "ls",
     "status",
+    "report",
     "verify",
     "diff",
     "prune",

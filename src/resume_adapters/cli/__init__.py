@@ -6,6 +6,7 @@ command         does
 ``run``         run a training command: its Trainers resume, without a change to a script
 ``ls``          list the checkpoints of a run directory, oldest first; or several runs, one a line
 ``status``      show how the run is, and what the same launch would resume from now
+``report``      write one HTML file: launches, where the time went, saves, losses
 ``verify``      read every file of the committed checkpoints and compare the digests
 ``diff``        compare what a resume would restore from two checkpoints
 ``pull``        fetch a checkpoint from an object store; ``push`` copies one there
@@ -61,7 +62,7 @@ def main() -> None:
         from resume_adapters.cli.app import with_plain_help
 
         # Each registers its commands; --help lists them in this order.
-        from resume_adapters.cli.commands import run, drill, status, verify  # isort: skip  # noqa: F401
+        from resume_adapters.cli.commands import run, drill, status, report, verify  # isort: skip  # noqa: F401
         from resume_adapters.cli.commands import diff, steer, copies, export  # isort: skip  # noqa: F401
     except ModuleNotFoundError as error:
         if error.name not in ("rich", "typer"):

@@ -21,7 +21,8 @@ from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest
 from resume_adapters.core.checkpoint.retention import Candidate, KeepBest
 from resume_adapters.core.checkpoint.validity import ForeignStep, check_digests, check_sizes, is_alias
 from resume_adapters.core.run_directory.control import ControlDirectory
-from resume_adapters.core.run_directory.status import RunStatus
+from resume_adapters.core.run_directory.goodput import Launch, launches
+from resume_adapters.core.run_directory.status import RunStatus, observed_state
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.core.tiers.mirrors import open_tier
 from resume_adapters.core.tiers.options import Remote
@@ -156,6 +157,11 @@ class RunDirectory:
         with contextlib.suppress(OSError):
             return self.control().status.read()
         return None
+
+    def launches(self) -> list[Launch]:
+        """Return the launches of the run, oldest first, as its journal and its last status have them."""
+        status, resumes_from = self.status(), self.anchor.step if self.anchor else 0
+        return launches(self.control().journal.history(), status, observed_state(status), resumes_from or 0)
 
 
 def resolved(path: Path) -> Path:

@@ -163,3 +163,17 @@ def test_all_ranks_halt_alike_though_one_knows_of_the_walltime(server: Server, t
         assert ("time limit 0 s" in results[1]["reason"]) == bool(launch)
         if own:
             (tmp_path / "run" / "1" / ".resume" / "journal.jsonl").unlink()
+
+
+def test_a_start_notes_how_far_a_launch_had_come_that_was_killed(tmp_path: Path) -> None:
+    killed = Miniature(tmp_path)
+    killed.run.begin(0, 0.0)
+    killed.run.steps.end_step(7, 0.1)
+    killed.run.set_state(RunState.RUNNING)
+    killed.run.close()
+    leave(tmp_path)
+    Miniature(tmp_path)
+    lines = (tmp_path / ".resume" / "journal.jsonl").read_text().splitlines()
+    starts = [entry for entry in map(json.loads, lines) if entry["event"] == "start"]
+    seen = [each["former"] and {name: each["former"][name] for name in ("generation", "step")} for each in starts]
+    assert seen == [None, {"generation": 1, "step": 7}, None]

@@ -20,6 +20,7 @@ from resume_adapters.core.checkpoint.checkpoint import CheckpointInfo
 from resume_adapters.core.checkpoint.layout import CONTROL
 from resume_adapters.core.checkpoint.manifest import describe_cursor
 from resume_adapters.core.checkpoint.retention import parse_best
+from resume_adapters.core.run_directory.goodput import goodput
 from resume_adapters.core.run_directory.status import RunState, WastedLaunch, is_alive, observed_state, wasted_launches
 from resume_adapters.core.tiers.options import is_url
 from resume_adapters.errors import UnsupportedSetting
@@ -159,6 +160,7 @@ def describe(run: RunDirectory) -> Document:
         "cursor": anchor.manifest.cursor if anchor and anchor.manifest else {},
         "parts": _entries(anchor),
         "recoveries": _recoveries(run),
+        "goodput": goodput(run.launches()).share,
         "without_progress": msgspec.to_builtins(wasted),
         "refused": run.refused.reason if run.refused else None,
         "damaged": [row.path.name for row in run.damaged],
@@ -263,6 +265,7 @@ def status_table(found: Document) -> Table:
             "resumes from": f"{escape(anchor['name'])} ({anchor['state']})" if anchor else nothing,
             "cursor": escape(describe_cursor(found["cursor"])),
             "recoveries": escape(f"{len(recoveries)}; the last {_recovery(recoveries[-1])}") if recoveries else "",
+            "goodput": f"{found['goodput']:.1%} of the wall time" if found["goodput"] is not None else "",
             "no progress": escape(_without_progress(found)),
             "damaged": escape(", ".join(found["damaged"])),
             "staging of saves": found["staging"] if running else "",

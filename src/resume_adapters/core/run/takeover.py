@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from resume_adapters.core.checkpoint.catalog import candidates
 from resume_adapters.core.checkpoint.checkpoint import Checkpoint, RejectedCheckpoint, ResumeChoice
@@ -22,6 +22,7 @@ from resume_adapters.core.run.context import RunContext
 from resume_adapters.core.run_directory.discovery import discover_groups, read_identity, write_identity
 from resume_adapters.core.run_directory.journal import SET_ASIDE
 from resume_adapters.core.run_directory.status import (
+    RunState,
     RunStatus,
     StatusPublisher,
     WastedLaunch,
@@ -411,6 +412,7 @@ class Takeover:
             "start",
             generation=self.generation,
             step=step,
+            former=_last_seen(self.previous),
             rejected=[f"{each.path.name}: {each.reason}" for each in choice.rejected],
             memory=None if self.memory_tier is None else self.memory_tier.had_checkpoints,
             set_aside=[name for name in self._moved if self.directory / name not in restored.values()],
@@ -422,3 +424,10 @@ class Takeover:
             # A crash may have left `latest` behind the last commit, or at a checkpoint that was set aside.
             point_latest(self.storage, self.directory, path.name, self.context.options.latest)
         return replace(choice, checkpoint=replace(chosen, path=path)), wasted
+
+
+def _last_seen(status: RunStatus | None) -> dict[str, Any] | None:
+    """Return how far a launch had come that did not live to say how it ended; ``None`` where it did."""
+    if status is None or status.state is not RunState.RUNNING:
+        return None
+    return {"generation": status.generation, "step": status.step, "updated": status.updated}

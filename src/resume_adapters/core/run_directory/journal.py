@@ -28,6 +28,14 @@ SET_ASIDE = "set-aside-on-tiers"
 _KEPT = ("stopped", "halted", "finished", "failed", "rewind", SET_ASIDE)
 
 
+class _Former(msgspec.Struct):
+    """The last status of a launch that did not live to say how it ended."""
+
+    generation: Count
+    step: Count
+    updated: Time
+
+
 class _Facts(msgspec.Struct):
     """What a reader of the journal counts with; an entry may have more."""
 
@@ -37,6 +45,8 @@ class _Facts(msgspec.Struct):
     generation: Count = 0
     seconds: Time = 0.0
     tiers: list[str] = []
+    lost: Count = 0
+    former: _Former | None = None
 
 
 # Made here, once: msgspec crashes where two threads are the first to decode the same class.
