@@ -31,8 +31,10 @@ CASES = {
     "updating": [["before", 1, 6], ["optimizer", 0, 11]],
     "clipped": [["clipped", 1, 6], ["hook", 1, 9], ["clipped", 0, 11]],
     "at once": [["forward", 0, 7], ["backward", 1, 7]],
+    "given up": [["forward", 1, 7], ["forward", 1, 7]],
 }
-"""Faults by the name of a case: the place, the rank, and the optimizer steps done."""
+"""Faults by the name of a case: the place, the rank, and the optimizer steps done. A block that is given up is begun
+once more, as by another launch."""
 
 
 ON_DEVICE = {"DEVICE": "walled"}
@@ -109,15 +111,27 @@ def failures_change_nothing(
         assert levels["updating"] == [None, "disk", "disk"]
         assert levels["clipped"] == [None, "memory", "memory", "memory"] or not replicated
         assert set(levels["at once"][1:]) == {"memory"}  # the later of the two faults may come in the second attempt
+        assert levels["given up"] == [None, "memory", None]
+    require_last_step(directory)
+
+
+def require_last_step(directory: Path) -> None:
+    """Assert that the block that was given up has committed its last whole step, and the next one went on from it."""
+    (file,) = Path(directory, "given-up").rglob("journal.jsonl")
+    journal = [json.loads(line) for line in file.read_text().splitlines()]
+    assert 7 in [each["step"] for each in journal if each["event"] == "commit"]
+    assert [each["step"] for each in journal if each["event"] == "resume"][-1] == 7
 
 
 def failures_change_nothing_with_deepspeed(server: Server, job: Path, directory: Path, stage: str) -> None:
     """Run some cases with ZeRO on two ranks, and assert that each ended as if nothing had failed."""
-    settings, names = {"ZERO": stage, "DS_ACCELERATOR": "cpu"}, ("whole", "in turn", "updating")
+    settings, names = {"ZERO": stage, "DS_ACCELERATOR": "cpu"}, ("whole", "in turn", "updating", "given up")
     for found in results(server, job, directory, 2, {name: CASES[name] for name in names}, settings=settings):
         levels = require_undisturbed(found)
         assert levels["in turn"] == [None, "memory", "memory", "memory", "memory"]
         assert levels["updating"] == [None, "disk", "disk"]
+        assert levels["given up"] == [None, "memory", None]
+    require_last_step(directory)
 
 
 def a_failure_in_a_save_changes_nothing(server: Server, job: Path, directory: Path) -> None:
@@ -388,12 +402,15 @@ def run_cases(
                 file.write(json.dumps(levels[-1]) + "\n")
             return train(attempt, Path(name.replace(" ", "-")), steps)
 
-        try:
-            found[name] = {"end": main(name, levels, steps)}
-        except Exception as error:  # of any kind: the test looks at it
-            found[name] = {"error": f"{type(error).__name__}: {error}"}
+        for again in (name == "given up", False):
+            try:
+                found[name] = {"end": main(name, levels, steps)}
+            except Exception as error:  # of any kind: the test looks at it
+                found[name] = {"error": f"{type(error).__name__}: {error}"}
+            if dist.is_initialized():
+                dist.destroy_process_group()
+            reset_process()
+            if not again:
+                break
         found[name] |= {"levels": levels, "steps": steps}
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        reset_process()
     Path(f"result.{RANK}").write_text(json.dumps(found))

@@ -358,6 +358,35 @@ def test_it_is_given_up_at_the_limit(tmp_path: Path) -> None:
     assert len(job.attempts) == 2
 
 
+@pytest.mark.parametrize("failing", [6, 8])
+def test_the_last_whole_step_is_committed_before_the_error_leaves(
+    tmp_path: Path, forward: Callable[..., None], failing: int
+) -> None:
+    whole = Job(tmp_path / "whole")()
+    job = Job(tmp_path / "run")
+    forward(job, failing)
+    with pytest.raises(ValueError, match=f"forward at {failing}"):
+        job(max_restarts=0)
+    commits = [(each["step"], each["reason"]) for each in journal(tmp_path / "run") if each["event"] == "commit"]
+    assert commits == [(4, "scheduled"), (6, "failed") if failing == 6 else (8, "scheduled")]
+    assert json.loads((tmp_path / "run/.resume/status.json").read_text())["state"] == "failed"
+    assert not list((tmp_path / "run/.resume").glob("begin-*"))
+    later = Job(tmp_path / "run")
+    assert later().end == whole.end
+    assert [each["step"] for each in journal(tmp_path / "run") if each["event"] == "resume"] == [failing]
+
+
+def test_a_start_that_another_has_replaced_commits_no_last_step(
+    tmp_path: Path, forward: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    job = Job(tmp_path / "run")
+    forward(job, 6, after=lambda launch: Fencing(LocalStorage(), tmp_path / "run/.resume", time.time).take_over())
+    with pytest.raises(ValueError, match="forward at 6"):
+        job(max_restarts=0)
+    assert [each["step"] for each in journal(tmp_path / "run") if each["event"] == "commit"] == [4]
+    assert "The last whole step could not be saved: rank 0: " in caplog.text
+
+
 def test_it_is_given_up_before_any_training() -> None:
     @restartable(max_restarts=0)
     def main(attempt: Attempt) -> None:

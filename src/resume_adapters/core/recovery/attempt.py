@@ -92,6 +92,18 @@ class HeldTraining(Protocol):
             source: the rank whose weights all take; ``None``: each has its own.
         """
 
+    def save(self, ranks: Ranks, name: Moment | None, source: int | None) -> str:
+        """Commit the state that is held in the run directory, where that is not done; return the checkpoint's name.
+
+        Every rank calls it.
+
+        Args:
+            ranks, name, source: as :meth:`write` has them; no name: what it has resumed from, in memory.
+
+        Raises:
+            ResumeError: it could not be saved.
+        """
+
     def give_up(self, failure: Failure) -> None:
         """Write into the status of the run that it has failed, and why."""
 

@@ -210,7 +210,12 @@ class Block:
             plan = self._agree(running, error)
         if plan.level is Level.GIVEN_UP:
             with self._limited("write that the run has failed"):
-                raise self._given_up(running, plan, error)
+                leaving = self._given_up(running, plan, error)
+            if plan.moment is not None or plan.kept:
+                self._close(running)
+                watch.close()
+                self._save_last(running, plan)
+            raise leaving
         self._close(running)
         traceback.clear_frames(error.__traceback__)
         watch.close()
@@ -267,32 +272,56 @@ class Block:
         """Write what the ranks hold as a checkpoint; where that fails on one of them, they resume from the disk."""
         training, number = running.training, running.attempt.number
         assert training is not None, "a training call holds the state"
-        topic, seconds = f"{number}/memory", self._options.meeting_timeout
+
+        def write(ranks: Ranks) -> Path:
+            group = self._sharing_memory(ranks)
+            found = training.write(self._memory.of_attempt(number + 1), ranks, group, plan.moment, plan.source)
+            group.close()
+            return found
+
+        path, problem = self._write_together(f"{number}/memory", write)
+        if path is None:
+            return replace(plan, level=Level.DISK, moment=None, reason=problem), {}
+        if self._leads_memory:
+            self._memory.clear(but=[path.parent])
+        return plan, {training.directory: HeldCheckpoint(str(path), training.generation)}
+
+    def _save_last(self, running: RunningAttempt, plan: Plan) -> None:
+        """Commit the last step that all ranks hold, before the error leaves; where that fails, it is said."""
+        training = running.training
+        assert training is not None, "a training call holds the state"
+
+        def write(ranks: Ranks) -> str:
+            return training.save(ranks, plan.moment, plan.source)
+
+        name, problem = self._write_together(f"{running.attempt.number}/last", write)
+        if self._meeting.rank == 0 and name is not None:
+            logger.info("%s has the last whole step: the same launch goes on from it.", name)
+        elif self._meeting.rank == 0:
+            logger.error("The last whole step could not be saved: %s.", problem)
+
+    def _write_together(self, topic: str, write: Callable[[Ranks], T]) -> tuple[T | None, str]:
+        """Return what all ranks have written, in groups that are made for it; or ``None``, and why one could not."""
+        seconds, result = self._options.meeting_timeout, None
         timeout = datetime.timedelta(seconds=seconds)
         self._groups.use_store(functools.partial(self._meeting.groups_store, topic), timeout)
         cut, is_announced = self._groups.cut, functools.partial(self._meeting.is_announced, topic)
         watch = PeerWatch(is_announced, cut, cut, self._abandon, seconds)
-        path, problem = Path(), ""
-        with contextlib.closing(watch), self._limited("write its state to memory"):
+        problem = ""
+        with contextlib.closing(watch), self._limited("write its state"):
             watch.start()
             try:
                 with self._groups.remade():
                     ranks = current_ranks()
-                    group = self._sharing_memory(ranks)
-                    path = training.write(self._memory.of_attempt(number + 1), ranks, group, plan.moment, plan.source)
-                    group.close()
+                    result = write(ranks)
                     ranks.close()
             except (Exception, LeftByPeer) as error:  # of any kind: the others must learn of it
                 self._meeting.announce(topic)
                 cut()
-                problem = f"its state could not be written to memory: {type(error).__name__}: {error}"
-        problems = self._meeting.exchange(f"{number}/written", problem, str)
+                problem = f"its state could not be written: {type(error).__name__}: {error}"
+        problems = self._meeting.exchange(f"{topic}/written", problem, str)
         found = next((f"rank {rank}: {each}" for rank, each in enumerate(problems) if each), None)
-        if found is not None:
-            return replace(plan, level=Level.DISK, moment=None, reason=found), {}
-        if self._leads_memory:
-            self._memory.clear(but=[path.parent])
-        return plan, {training.directory: HeldCheckpoint(str(path), training.generation)}
+        return (result, "") if found is None else (None, found)
 
     def _sharing_memory(self, ranks: Ranks) -> StorageGroup:
         """Make the directory in memory, and return the ranks that see it where this one does. Every rank calls it."""

@@ -111,7 +111,7 @@ class Plan(msgspec.Struct, frozen=True):
     Attributes:
         level: how they go on.
         failure: what went wrong.
-        moment: that from which they go on, if it is known.
+        moment: that from which they go on, if it is known; where the block is given up, the last that all hold.
         reason: why they do not go on at a cheaper level; empty where they do.
         source: the rank whose weights all take; ``None``: each goes on with its own.
         kept: the checkpoints in memory to go on from, by run directory; empty: all write what they hold.
@@ -136,19 +136,23 @@ def decide(reports: Sequence[Report], *, restarts: int, max_restarts: int, forme
     """
     own = [each.failure for each in reports if each.failure is not None]
     failure = own[0] if own else Failure(0, None, "Unknown", "a rank has left the block and does not say why", "")
-    final = next((each for each in own if each.is_final), None)
-    if final is not None:
-        return Plan(Level.GIVEN_UP, final, reason="running it again cannot help")
-    if any(each.signature == failure.signature for each in former):
-        return Plan(Level.GIVEN_UP, failure, reason="the same step has failed twice in the same way")
-    if restarts >= max_restarts:
-        return Plan(Level.GIVEN_UP, failure, reason=f"the block was run again {restarts} times, which is the limit")
     objection = _objection(reports)
     moment, source = _taken_back(reports) if objection else (reports[0].moment, None)
-    if moment is not None:
-        return Plan(Level.MEMORY, failure, moment, source=source)
-    if all(each.kept for each in reports):  # later than the disk
-        return Plan(Level.MEMORY, failure, kept={path: _newest(path, reports) for path in reports[0].kept})
+    # What all have resumed from, and is later than the disk, where they hold no step since.
+    is_kept = moment is None and all(each.kept for each in reports)
+    kept = {path: _newest(path, reports) for path in reports[0].kept} if is_kept else {}
+    final = next((each for each in own if each.is_final), None)
+    reason = ""
+    if final is not None:
+        failure, reason = final, "running it again cannot help"
+    elif any(each.signature == failure.signature for each in former):
+        reason = "the same step has failed twice in the same way"
+    elif restarts >= max_restarts:
+        reason = f"the block was run again {restarts} times, which is the limit"
+    if reason:
+        return Plan(Level.GIVEN_UP, failure, moment, reason, source, kept)
+    if moment is not None or kept:
+        return Plan(Level.MEMORY, failure, moment, source=source, kept=kept)
     return Plan(Level.DISK, failure, reason=objection)
 
 

@@ -5,27 +5,30 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from resume_adapters._version import __version__
+from resume_adapters.core.checkpoint import layout
 from resume_adapters.core.checkpoint.checkpoint import Checkpoint
 from resume_adapters.core.checkpoint.commit import PendingCheckpoint
 from resume_adapters.core.checkpoint.layout import LONGEST_NAME
 from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest, describe_cursor
+from resume_adapters.core.checkpoint.validity import read_manifest
 from resume_adapters.core.checkpoint.writer import CheckpointContent, share_files, write_checkpoint
 from resume_adapters.core.choices import OnSaveError
 from resume_adapters.core.log import logger
-from resume_adapters.core.ranks import Ranks
+from resume_adapters.core.ranks import SINGLE_PROCESS, Ranks
 from resume_adapters.core.run.context import RunContext
 from resume_adapters.core.run.step_control import StepControl
 from resume_adapters.core.run_directory.prune import Pruner
 from resume_adapters.core.run_directory.upkeep import set_aside, warn_if_short
 from resume_adapters.core.saving.engine import SaveEngine, SaveRequest
 from resume_adapters.core.saving.staging import Staging
-from resume_adapters.core.storage.base import is_full
+from resume_adapters.core.storage.base import Bytes, is_full, read_pieces
 from resume_adapters.core.storage.groups import StorageGroup
+from resume_adapters.core.tiers.tier import is_one_file, write_copy
 from resume_adapters.errors import PeerFailed, ResumeError, SaveFailed, UnsupportedSetting
 
 _MOST = 3
@@ -298,7 +301,15 @@ class Saver:
         return is_written
 
     def write_elsewhere(
-        self, path: Path, step: int, content: CheckpointContent, ranks: Ranks, group: StorageGroup, *, is_file: bool
+        self,
+        path: Path,
+        step: int,
+        content: CheckpointContent,
+        ranks: Ranks,
+        group: StorageGroup,
+        *,
+        is_file: bool,
+        is_last: bool = False,
     ) -> None:
         """Write a checkpoint outside of the run directory, and commit it there. The run may be closed.
 
@@ -307,19 +318,51 @@ class Saver:
             ranks: the ranks of the run, all of which call this.
             group: those that see the path that this rank sees. Each group gets the files of all ranks.
             is_file: the framework writes one file of that name, not a directory.
+            is_last: it is in the run directory after all, and the last of this start.
         """
 
         def nothing(*_: object) -> None:
             """Nobody else uses the directory."""
 
-        storage = self._context.storage
-        pending = PendingCheckpoint(storage, ranks, path, step, nothing, nothing, is_file=is_file, storage_group=group)
+        context = self._context
+        fence = context.require_owned if is_last else nothing
+        aside = functools.partial(set_aside, context.storage, fence=fence) if is_last else nothing
+        pending = PendingCheckpoint(
+            context.storage, ranks, path, step, fence, aside, is_file=is_file, storage_group=group
+        )
         try:
-            written = write_checkpoint(pending, content, self._context.clock, share=share_files)
+            written = write_checkpoint(pending, content, context.clock, share=share_files)
             written.complete()
-            pending.commit(ranks, written.files, functools.partial(self._manifest, step=step, **written.facts))
-            if pending.storage_group.is_leader:
+            manifest = pending.commit(
+                ranks, written.files, functools.partial(self._manifest, step=step, **written.facts)
+            )
+            if pending.storage_group.is_leader and is_last:
+                pending.announce(context.options.latest, context.control.journal.append, manifest)
+                pending.set_replaced_aside()
+            elif pending.storage_group.is_leader:
                 pending.complete()
+        finally:
+            pending.release()
+
+    def copy_last(self, source: Path) -> None:
+        """Commit a copy of a checkpoint that is in memory as the last of this start. The run may be closed.
+
+        One rank calls it; the memory of its node has the files of all.
+        """
+        context = self._context
+        storage, fence, manifest = context.storage, context.require_owned, read_manifest(context.storage, source)
+        aside = functools.partial(set_aside, storage, fence=fence)
+        is_file = is_one_file(source.name, manifest)
+        path = context.directory / source.name
+        pending = PendingCheckpoint(storage, SINGLE_PROCESS, path, manifest.step, fence, aside, is_file=is_file)
+
+        def read(entry: FileEntry) -> Iterator[Bytes]:
+            return read_pieces(storage, layout.locate(storage, source, entry.path))
+
+        try:
+            write_copy(pending, manifest, manifest.files, read, str(source))
+            pending.announce(context.options.latest, context.control.journal.append, manifest)
+            pending.set_replaced_aside()
         finally:
             pending.release()
 

@@ -30,9 +30,9 @@ from resume_adapters.core.session.records import RankState
 from resume_adapters.core.state.ddp_buckets import are_replicas, outermost
 from resume_adapters.core.state.frozen import NOTHING, FrozenBuffers, FrozenState, TakenBuffer
 from resume_adapters.core.state.records import Source
-from resume_adapters.core.state.stateful import StaticState
+from resume_adapters.core.state.stateful import Stateful, StaticState
 from resume_adapters.core.stop.signals import StopFlag
-from resume_adapters.core.storage.groups import StorageGroup
+from resume_adapters.core.storage.groups import StorageGroup, shared_by_all
 from resume_adapters.errors import SaveFailed
 
 
@@ -257,6 +257,38 @@ class HeldCall:
 
     def write(self, memory: Path, ranks: Ranks, group: StorageGroup, name: Moment | None, source: int | None) -> Path:
         """Write the state that is held as a checkpoint into a directory: see :meth:`HeldTraining.write`."""
+        moment = self._go_back(ranks, name, source)
+        path = memory / moment.form.name
+        buffers = {key: taken.content for key, taken in moment.buffers.items()}
+        self._write(path, moment, {BUFFERS: StaticState(buffers)}, ranks, group, "recovery")
+        return path
+
+    def save(self, ranks: Ranks, name: Moment | None, source: int | None) -> str:
+        """Commit the state that is held in the run directory: see :meth:`HeldTraining.save`."""
+        if self._run.storage_group.is_partial:
+            raise SaveFailed("each node has a run directory of its own, where only a running training saves")
+        if name is None:
+            memory = self._run.attempt_checkpoint
+            assert memory is not None, "it has said so"
+            if ranks.rank == 0:
+                self._run.saver.copy_last(memory)
+            return memory.name
+        catalog, moment = self._run.context.catalog, self._moment_of(name)
+        path = self.directory / moment.form.name
+        is_there = path.name in catalog.committed() and catalog.summary(path).step == moment.step
+        if not ranks.gather(is_there)[0]:
+            self._go_back(ranks, name, source)
+            self._write(path, moment, {}, ranks, shared_by_all(ranks), "failed", is_last=True)
+        return path.name
+
+    def _moment_of(self, name: Moment) -> _Moment:
+        held = [self._moment, *(each for each, _ in self._former)]
+        found = next((each for each in held if each is not None and each.name == name), None)
+        assert found is not None, "it has said that it holds it"
+        return found
+
+    def _go_back(self, ranks: Ranks, name: Moment | None, source: int | None) -> _Moment:
+        """Restore what has changed since a moment that is held, and return it."""
         moment, earlier = self._moment, list[HeldSchedule]()
         for each, moved in self._former:
             if moment is None or moment.name == name:
@@ -272,23 +304,35 @@ class HeldCall:
         if source is not None:
             self.attempt.updates.take_from(source, ranks, outermost(self._modules))
         self._buffers.restore(moment.buffers)
-        path = memory / moment.form.name
-        content = CallContent(self._session.write_files, lambda: self._captured(moment, path), self._framework.owner_of)
-        with moment.form.saving(moment.own.tree):
-            self._run.saver.write_elsewhere(path, moment.step, content, ranks, group, is_file=moment.form.is_file)
-        return path
+        return moment
 
-    def _captured(self, moment: _Moment, path: Path) -> Captured:
-        """Return the state of the end of a step, as any checkpoint holds it."""
-        state = self._kind.from_tree(moment.state.tree, Source(path, "memory", moment.step, ""))
-        added = self._session.capture_held(moment.loop, moment.form.name, state, moment.facts)
-        held = {name: StaticState(tree) for name, tree in moment.parts.tree.items()}
-        buffers = {key: taken.content for key, taken in moment.buffers.items()}
-        return Captured(
-            {**moment.state.tree, **added.rank_state, "observed": moment.observed.tree},
-            {**added.parts, **held, BUFFERS: StaticState(buffers)},
-            added.facts,
-        )
+    def _write(
+        self,
+        path: Path,
+        moment: _Moment,
+        more: Mapping[str, Stateful],
+        ranks: Ranks,
+        group: StorageGroup,
+        reason: str,
+        *,
+        is_last: bool = False,
+    ) -> None:
+        """Write the state of a moment as a checkpoint, as any other holds it."""
+
+        def captured() -> Captured:
+            state = self._kind.from_tree(moment.state.tree, Source(path, "memory", moment.step, ""))
+            added = self._session.capture_held(moment.loop, moment.form.name, state, moment.facts)
+            held = {name: StaticState(tree) for name, tree in moment.parts.tree.items()}
+            return Captured(
+                {**moment.state.tree, **added.rank_state, "observed": moment.observed.tree},
+                {**added.parts, **held, **more},
+                {**added.facts, "reason": reason},
+            )
+
+        content = CallContent(self._session.write_files, captured, self._framework.owner_of)
+        form, saver = moment.form, self._run.saver
+        with form.saving(moment.own.tree):
+            saver.write_elsewhere(path, moment.step, content, ranks, group, is_file=form.is_file, is_last=is_last)
 
     def give_up(self, failure: Failure) -> None:
         """Write into the status of the run that it has failed, where it got as far as owning its directory."""

@@ -423,7 +423,7 @@ class Session:
         return Captured(
             self.launch_state(digests.known).to_tree(),
             self._all_parts(loop),
-            {**self._manifest_facts(state, facts, self._entries(loop), name), "reason": "recovery"},
+            self._manifest_facts(state, facts, self._entries(loop), name),
         )
 
     def _all_parts(self, loop: TrainingLoop) -> dict[str, Stateful]:
