@@ -174,6 +174,7 @@ DEFAULTS: dict[str, Any] = {
     "stream": False,
     "augment": False,
     "elastic": False,
+    "rows": False,
     "total": None,
     "dropout": 0.2,
     "own_generator": False,
@@ -270,7 +271,9 @@ class Job:
         optimizer = torch.optim.AdamW(self.plain.parameters(), lr=5e-3, weight_decay=0.1)
         total = CONFIG["total"] or 60 * accelerator.num_processes
         schedule: Any = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=total)
-        if CONFIG["elastic"]:  # a rate that depends on the fraction of the run alone, and is one of numpy's numbers
+        if (
+            CONFIG["elastic"] or CONFIG["rows"]
+        ):  # a rate that depends on the fraction of the run alone, and is one of numpy's numbers
             schedule = torch.optim.lr_scheduler.LambdaLR(
                 optimizer, lambda step: np.float64(0.1 + (1 - step / total) ** 2)
             )
@@ -365,7 +368,8 @@ class Job:
                 self.ema.update()
             for index, counter in enumerate(self.counters):
                 counter.count += index + 1
-        rows = {"rows": [digest(row) for row in batch["x"]], "mean": loss.item()} if CONFIG["elastic"] else {}
+        of_rows = {"rows": [digest(row) for row in batch["x"]], "mean": loss.item()}
+        rows = of_rows if CONFIG["elastic"] or CONFIG["rows"] else {}
         trace(step=step, loss=loss.item().hex(), batch=digest(batch["x"], batch["y"]), lr=float(rate).hex(), **rows)
         event("batch_end", step)
         if CONFIG["trackers"] and synced:
@@ -411,7 +415,9 @@ class Job:
             final=True,
             strategy=str(self.accelerator.distributed_type),
             weights=digest(*weights),
-            values=[value for each in weights for value in each.flatten().tolist()] if CONFIG["elastic"] else None,
+            values=[value for each in weights for value in each.flatten().tolist()]
+            if CONFIG["elastic"] or CONFIG["rows"]
+            else None,
             second=digest(*self.other.state_dict().values()) if CONFIG["second"] else None,
             global_step=run.global_step,
             accelerator_step=self.accelerator.step,

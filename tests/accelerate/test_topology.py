@@ -25,6 +25,48 @@ LAUNCHES = {
     "1 to 2 to 1, in other batches": [on(1, 8), on(2, 13, batch=2, workers=1), on(1, batch=8, accumulate=1)],
 }
 
+ORDINARY = {
+    **MAP,
+    "elastic": False,
+    "augment": False,
+    "rows": True,
+    "loader": {"use_seedable_sampler": True},
+    "samples": 50,
+    "epochs": 4,
+    "drop_last": True,
+}
+"""A loader as scripts have it."""
+
+
+def ordinary(ranks: int, kill: int | None = None, **config: Any) -> tuple[int, dict[str, Any]]:
+    """Return a launch with such a loader, whose batches have six samples on all ranks together."""
+    return on(ranks, kill, **{**ORDINARY, "batch": 6 // ranks, **config})
+
+
+def loader(**config: Any) -> dict[str, Any]:
+    return {"loader": {**ORDINARY["loader"], **config}}
+
+
+SPLIT = {"batch": 6, "total": 60, **loader(split_batches=True)}
+PADDED = {"drop_last": False}
+DISPATCHED = loader(dispatch_batches=True)
+ORDINARY_LAUNCHES = {
+    "2 to 1 to 2": [ordinary(2, 7), ordinary(1, 13), ordinary(2)],
+    "1 to 3 to 2": [ordinary(1, 7), ordinary(3, 13), ordinary(2, workers=2)],
+    "less accumulation": [ordinary(1, 7), ordinary(2, batch=6, accumulate=1)],
+    "on one rank, more accumulation": [ordinary(1, 7, accumulate=1, loader={}, batch=12), ordinary(1, loader={})],
+    "an own generator, 3 to 2": [ordinary(3, 7, loader={}), ordinary(2, loader={})],
+    "split batches": [ordinary(2, 7, **SPLIT), ordinary(3, **SPLIT)],
+    "dispatched batches": [ordinary(2, 7, **DISPATCHED), ordinary(3, 13, **DISPATCHED), ordinary(1, **DISPATCHED)],
+    "dispatched and split": [
+        ordinary(2, 7, **{**SPLIT, **loader(split_batches=True, dispatch_batches=True)}),
+        ordinary(3, **{**SPLIT, **loader(split_batches=True, dispatch_batches=True)}),
+    ],
+    "at the end of an epoch": [ordinary(2, 9, save_every=8), ordinary(1, save_every=8)],
+    "padded": [ordinary(2, 7, **PADDED), ordinary(3, 13, **PADDED), ordinary(1, **PADDED)],
+    "dispatched and padded": [ordinary(2, 7, **PADDED, **DISPATCHED), ordinary(3, **PADDED, **DISPATCHED)],
+}
+
 SPREAD = {**MAP, "batch": 6, "epochs": 4, "save_every": 3}
 
 
@@ -59,6 +101,15 @@ def test_every_step_has_the_samples_that_it_would_have_had(
     case: str, bench: contract.Bench, reference: Any, tmp_path: Path
 ) -> None:
     contract.same_samples_on_any_topology(bench, tmp_path, reference(MAP), LAUNCHES[case], tolerance=1e-4)
+
+
+@pytest.mark.parametrize("case", often(ORDINARY_LAUNCHES, "2 to 1 to 2"))
+def test_an_ordinary_loader_goes_on(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    launches = ORDINARY_LAUNCHES[case]
+    ranks, config = launches[0] if "padded" not in case else ordinary(1, **PADDED)
+    expected = reference({**config, "kill": None}, ranks)
+    tolerance = None if "padded" in case else 1e-4
+    contract.same_samples_on_any_topology(bench, tmp_path, expected, launches, tolerance=tolerance)
 
 
 def test_a_schedule_of_the_wrong_length_is_refused(bench: contract.Bench, tmp_path: Path) -> None:

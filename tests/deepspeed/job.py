@@ -97,6 +97,7 @@ DEFAULTS: dict[str, Any] = {
     "dropout": 0.2,
     "recompute": False,
     "elastic": False,
+    "rows": False,
     "workers": 0,
     "precision": "fp32",
     "optimizer": "torch",
@@ -255,7 +256,7 @@ class Job:
             self.ema.update()
         scaler = getattr(engine.optimizer, "loss_scale_config", engine.optimizer)
         scale = float(getattr(scaler, "cur_scale", 0.0))
-        rows = {"rows": [digest(row) for row in batch["x"]], "mean": loss.item()} if CONFIG["elastic"] else {}
+        rows = {"rows": [digest(row) for row in batch["x"]], "mean": loss.item()} if CONFIG["rows"] else {}
         line = {"step": step, "loss": loss.item().hex(), "batch": digest(batch["x"], batch["y"]), "lr": rate.hex()}
         trace(**line, scale=scale, **rows)
         event("batch_end", step)
@@ -271,7 +272,7 @@ class Job:
         trace(
             final=True,
             weights=digest(*tensors.values()),
-            sums={name: each.double().sum().item() for name, each in tensors.items()} if CONFIG["elastic"] else None,
+            sums={name: each.double().sum().item() for name, each in tensors.items()} if CONFIG["rows"] else None,
             optimizer=digest(*self.moments()),
             global_steps=engine.global_steps,
             skipped_steps=engine.skipped_steps,

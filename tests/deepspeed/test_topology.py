@@ -9,7 +9,7 @@ import pytest
 
 import contract
 
-MAP = {"elastic": True, "augment": True, "dropout": 0.0, "samples": 48, "batch": 2, "accumulate": 2}
+MAP = {"elastic": True, "rows": True, "augment": True, "dropout": 0.0, "samples": 48, "batch": 2, "accumulate": 2}
 
 
 # Where it overflows depends on what a rank adds up by itself.
@@ -32,6 +32,19 @@ LAUNCHES = {
     "stage 2": there_and_back(stage=2, precision="fp16", config={"fp16": SCALE}),
     "stage 3": there_and_back(stage=3),
 }
+
+
+ORDINARY = {"elastic": False, "augment": False, "loader": "own", "set_epoch": True}
+ORDINARY_LAUNCHES = {f"stage {stage}": there_and_back(**ORDINARY, stage=stage) for stage in (0, 2)}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("case", ORDINARY_LAUNCHES)
+def test_an_ordinary_loader_goes_on(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    """With the loader of ``training_data=``, which has a DistributedSampler on one rank, too."""
+    launches = ORDINARY_LAUNCHES[case]
+    expected = reference({**launches[1][1], "kill": None})
+    contract.same_samples_on_any_topology(bench, tmp_path, expected, launches, tolerance=1e-4)
 
 
 @pytest.mark.thorough

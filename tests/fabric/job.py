@@ -24,7 +24,9 @@ from training import CONFIG, Ema, augmented_on_device, configure, digest, draws,
 def network() -> torch.nn.Module:
     norm = torch.nn.BatchNorm1d(CONFIG["width"]) if CONFIG["batch_norm"] else torch.nn.Identity()
     first, last = torch.nn.Linear(FEATURES, CONFIG["width"]), torch.nn.Linear(CONFIG["width"], 1)
-    made: Any = torch.nn.Sequential(first, norm, torch.nn.ReLU(), torch.nn.Dropout(0.2), last, torch.nn.Flatten(0))
+    made: Any = torch.nn.Sequential(
+        first, norm, torch.nn.ReLU(), torch.nn.Dropout(CONFIG["dropout"]), last, torch.nn.Flatten(0)
+    )
     return torch.compile(made, backend="eager") if CONFIG["compile"] else made
 
 
@@ -40,6 +42,7 @@ DEFAULTS: dict[str, Any] = {
     "workers": 0,
     "shuffle": True,
     "batch_norm": False,
+    "dropout": 0.2,
     "own_buffers": False,
     "compile": False,
     "apart": False,
@@ -179,7 +182,8 @@ class Job:
             self.schedule.step()
             if self.ema:
                 self.ema.update()
-        trace(step=step, loss=loss.item().hex(), batch=digest(batch["x"], batch["y"]), lr=float(rate).hex())
+        rows = {"rows": [digest(row) for row in batch["x"]], "mean": loss.item()}
+        trace(step=step, loss=loss.item().hex(), batch=digest(batch["x"], batch["y"]), lr=float(rate).hex(), **rows)
         event("batch_end", step)
         run.step(loss=loss)
         if self.synced:
@@ -199,6 +203,7 @@ class Job:
         trace(
             final=True,
             weights=digest(*self.plain.state_dict().values()),
+            values=[value for each in self.plain.parameters() for value in each.flatten().tolist()],
             second=digest(*self.other.state_dict().values()) if CONFIG["second"] else None,
             optimizer=digest(*(each["exp_avg_sq"] for each in self.optimizer.state_dict()["state"].values())),
             global_step=self.run.global_step,

@@ -128,6 +128,22 @@ def test_a_plain_script_loads_what_was_saved(bench: contract.Bench, tmp_path: Pa
     assert final is not None and final["schedule"] == 10
 
 
+LAUNCHES = {"2 to 3": [(2, 7, {"batch": 3}), (3, None, {"batch": 2})]}
+
+
+@pytest.mark.parametrize("case", LAUNCHES)
+def test_another_number_of_ranks_goes_on(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    """Law 7, with the sampler that Fabric puts in."""
+    shared = {"samples": 48, "dropout": 0.0}
+    launches = [
+        (ranks, {**shared, **config, "kill": {**KILL, "step": step, "rank": 0} if step else None})
+        for ranks, step, config in LAUNCHES[case]
+    ]
+    ranks, config = launches[0]
+    expected = reference({**config, "kill": None}, ranks)
+    contract.same_samples_on_any_topology(bench, tmp_path, expected, launches, tolerance=1e-4)
+
+
 REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
     "batch": ({"batch": 8}, 1, "batch size 4, this launch has 8"),
     "ranks": ({}, 2, "was saved with number of ranks 1, this launch has 2"),

@@ -248,7 +248,7 @@ class TracedTrainer(Trainer):
         self.micro = getattr(self, "micro", 0) + 1 if self.last_step() == self.state.global_step else 0
         self.previous = self.state.global_step
         line = {"step": self.state.global_step, "micro": self.micro, "loss": loss.item().hex(), "batch": batch}
-        if CONFIG["elastic"]:
+        if CONFIG["elastic"] or CONFIG["rows"]:
             line["rows"] = [digest(row) for row in inputs["input_ids"]]
             line["mean"] = loss.item() * self.args.gradient_accumulation_steps
         trace(**line, lr=float(rate).hex())
@@ -384,6 +384,7 @@ DEFAULTS: dict[str, Any] = {
     "data": "map",
     "augment": False,
     "elastic": False,
+    "rows": False,
     "shard": 7,
     "dropout": 0.1,
     "own_generator": False,

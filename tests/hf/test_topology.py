@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from selection import often
+
 import contract
 
 ARGS = {"save_steps": 5, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
@@ -40,6 +42,38 @@ def test_every_step_has_the_samples_that_it_would_have_had(
 ) -> None:
     expected = reference({**MAP, "args": ARGS})
     contract.same_samples_on_any_topology(bench, tmp_path, expected, LAUNCHES[case], tolerance=1e-4)
+
+
+ORDINARY = {"elastic": False, "augment": False, "rows": True, "samples": 50}
+
+
+def ordinary(ranks: int, kill: int | None = None, **args: Any) -> tuple[int, dict[str, Any]]:
+    """Return a launch with data as scripts have them, in batches of six samples on all ranks together."""
+    given = {"per_device_train_batch_size": 6 // ranks, "dataloader_drop_last": True, **args}
+    count, config = on(ranks, kill, **given)
+    return count, {**config, **ORDINARY}
+
+
+def accelerator(**config: Any) -> dict[str, Any]:
+    return {"accelerator_config": config}
+
+
+SPLIT = {"per_device_train_batch_size": 6, **accelerator(split_batches=True)}
+ORDINARY_LAUNCHES = {
+    "2 to 1": [ordinary(2, 7), ordinary(1)],
+    "1 to 3 to 2": [ordinary(1, 7), ordinary(3, 12), ordinary(2)],
+    "less accumulation": [ordinary(1, 7), ordinary(2, per_device_train_batch_size=6, gradient_accumulation_steps=1)],
+    "split batches": [ordinary(2, 7, **SPLIT), ordinary(3, **SPLIT)],
+    "at the end of an epoch": [ordinary(2, 9, save_steps=8), ordinary(1, save_steps=8)],
+}
+
+
+@pytest.mark.parametrize("case", often(ORDINARY_LAUNCHES, "2 to 1"))
+def test_an_ordinary_loader_goes_on(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    launches = ORDINARY_LAUNCHES[case]
+    ranks, config = launches[0]
+    expected = reference({**config, "kill": None}, ranks)
+    contract.same_samples_on_any_topology(bench, tmp_path, expected, launches, tolerance=1e-4)
 
 
 def stream(ranks: int, kill: int | None = None, *, workers: int) -> tuple[int, dict[str, Any]]:

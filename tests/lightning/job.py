@@ -27,7 +27,7 @@ from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Sin
 from lightning.pytorch.utilities import CombinedLoader
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, WeightedRandomSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import cycles
@@ -125,6 +125,8 @@ def loader(kind: str, size: int) -> Any:
     if CONFIG["weighted"]:
         own = torch.Generator().manual_seed(7)
         shuffle = {"sampler": WeightedRandomSampler(range(1, size + 1), size, generator=own)}
+    if CONFIG["distributed"]:
+        shuffle = {"sampler": DistributedSampler(data, int(os.environ.get("WORLD_SIZE", "1")), RANK)}
     workers = CONFIG["workers"]
     persistent = {"persistent_workers": True} if CONFIG["persistent"] else {}
     return made(data, batch_size=CONFIG["batch"], num_workers=workers, **shuffle, **persistent)
@@ -146,7 +148,7 @@ class Model(pl.LightningModule):
         torch.manual_seed(CONFIG["seed"])
         body = torch.nn.Sequential(
             torch.nn.Linear(WIDTH, CONFIG["width"]),
-            torch.nn.LayerNorm(CONFIG["width"]) if CONFIG["elastic"] else torch.nn.BatchNorm1d(CONFIG["width"]),
+            torch.nn.LayerNorm(CONFIG["width"]) if CONFIG["rows"] else torch.nn.BatchNorm1d(CONFIG["width"]),
             torch.nn.ReLU(),
             torch.nn.Dropout(CONFIG["dropout"]),
             torch.nn.Linear(CONFIG["width"], CONFIG["width"]),
@@ -182,7 +184,7 @@ class Model(pl.LightningModule):
         rate = (optimizers[0] if isinstance(optimizers, list) else optimizers).param_groups[0]["lr"]
         at = {"step": step, "micro": batch_idx, "epoch": self.current_epoch}
         at |= {"tuned": [self.learning_rate, self.trainer.datamodule.batch_size]} if CONFIG["tuned"] else {}
-        rows = {"rows": [digest(row) for row in x], "mean": loss.item()} if CONFIG["elastic"] else {}
+        rows = {"rows": [digest(row) for row in x], "mean": loss.item()} if CONFIG["rows"] else {}
         if not is_tuning(self.trainer):
             trace(**at, loss=loss.item().hex(), batch=digest(x), lr=float(rate).hex(), **rows)
         if CONFIG["manual"]:
@@ -316,6 +318,8 @@ DEFAULTS: dict[str, Any] = {
     "samples": 100 if "WORLD_SIZE" in os.environ else 52,
     "batch": 4,
     "elastic": False,
+    "rows": False,
+    "distributed": False,
     "decays": False,
     "dropout": 0.2,
     "data": "map",
@@ -591,7 +595,7 @@ def finish(trainer: Any, model: Model) -> None:
         final=True,
         weights=digest(*weights(model)),
         values=[value for each in model.state_dict().values() for value in whole(each).flatten().tolist()]
-        if CONFIG["elastic"]
+        if CONFIG["rows"]
         else None,
         moments=digest(*(whole(each) for each in moments(trainer))),
         strategy=type(trainer.strategy).__name__,

@@ -97,6 +97,7 @@ def test_cut_gradients_are_refused_on_another_number_of_ranks(bench: contract.Be
         **VALIDATE,
         "trainer": {"val_check_interval": 3},
         "elastic": True,
+        "rows": True,
         "dropout": 0.0,
         "samples": 48,
     }

@@ -11,7 +11,7 @@ from selection import often
 
 import contract
 
-MAP = {"elastic": True, "augment": True, "dropout": 0.0, "samples": 48}
+MAP = {"elastic": True, "rows": True, "augment": True, "dropout": 0.0, "samples": 48}
 
 
 def on(ranks: int, kill: int | None = None, accumulate: int = 2, **config: Any) -> tuple[int, dict[str, Any]]:
@@ -19,6 +19,21 @@ def on(ranks: int, kill: int | None = None, accumulate: int = 2, **config: Any) 
     strike = {"event": "on_train_batch_end", "step": kill, "rank": 0} if kill else None
     return ranks, {**MAP, "trainer": {"accumulate_grad_batches": accumulate}, **config, "kill": strike}
 
+
+ORDINARY = {"elastic": False, "augment": False, "samples": 48}
+
+
+def ordinary(ranks: int, kill: int | None = None, **config: Any) -> tuple[int, dict[str, Any]]:
+    """Return a launch with a loader as scripts have them, whose batches have six samples on all ranks together."""
+    return on(ranks, kill, **{**ORDINARY, "batch": 6 // ranks, **config})
+
+
+OWN = {"distributed": True}
+ORDINARY_LAUNCHES = {
+    "2 to 3": [ordinary(2, 7), ordinary(3)],
+    "3 to 2, with less accumulation": [ordinary(3, 7), ordinary(2, batch=6, accumulate=1)],
+    "an own sampler, 1 to 3 to 2": [ordinary(1, 7, **OWN), ordinary(3, 11, **OWN), ordinary(2, **OWN)],
+}
 
 KEEP = {"decays": True, "callback": {"on_batch_change": "keep-samples"}}
 SHARDED = {"strategy": "fsdp2", "checkpoints": [{"every_n_train_steps": 3}]}
@@ -51,6 +66,25 @@ def test_every_step_has_the_samples_that_it_would_have_had(
     logged, as_ever = (float.fromhex(each["logged"]["train_loss_epoch"]) for each in (final, expected.final[0]))
     assert abs(logged - as_ever) < 1e-4
     assert (final["strategy"] == "ModelParallelStrategy") == is_spread
+
+
+@pytest.mark.parametrize("case", often(ORDINARY_LAUNCHES, "2 to 3"))
+def test_an_ordinary_loader_goes_on(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    launches = ORDINARY_LAUNCHES[case]
+    ranks, config = launches[0]
+    expected = reference({**config, "kill": None}, ranks)
+    contract.same_samples_on_any_topology(bench, tmp_path, expected, launches, tolerance=1e-4)
+
+
+def test_a_sampler_that_one_process_lacks_is_refused(bench: contract.Bench, tmp_path: Path) -> None:
+    """Lightning shuffles otherwise on several processes than on one."""
+    ranks, config = ordinary(1, 7)
+    assert bench.run(tmp_path, config, ranks=ranks).killed
+    outcome = bench.run(tmp_path, ordinary(2)[1], ranks=2)
+    assert set(outcome.statuses) != {0}
+    assert "the samples had the order of RandomSampler" in outcome.output
+    assert "now that of DistributedSampler(seed=" in outcome.output
+    assert not any(contract.read_trace(tmp_path, 2).steps)
 
 
 @pytest.mark.parametrize("strategy", [{}, pytest.param(SHARDED, marks=pytest.mark.thorough)], ids=["whole", "sharded"])

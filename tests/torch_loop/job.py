@@ -47,6 +47,8 @@ DEFAULTS: dict[str, Any] = {
     "evaluate": False,
     "ahead": 0,
     "drawn": False,
+    "dropout": 0.2,
+    "distributed": RANKS > 1,
     "unpassed": False,
     "renamed": False,
     "stages": False,
@@ -62,7 +64,9 @@ DEFAULTS: dict[str, Any] = {
 def network() -> torch.nn.Module:
     norm = torch.nn.BatchNorm1d(CONFIG["width"]) if CONFIG["batch_norm"] else torch.nn.Identity()
     first, last = torch.nn.Linear(FEATURES, CONFIG["width"]), torch.nn.Linear(CONFIG["width"], 1)
-    return torch.nn.Sequential(first, norm, torch.nn.ReLU(), torch.nn.Dropout(0.2), last, torch.nn.Flatten(0))
+    return torch.nn.Sequential(
+        first, norm, torch.nn.ReLU(), torch.nn.Dropout(CONFIG["dropout"]), last, torch.nn.Flatten(0)
+    )
 
 
 def seed(number: int) -> None:
@@ -107,8 +111,8 @@ class Job:
             self.second_optimizer = torch.optim.SGD(self.second.parameters(), lr=1e-2, momentum=0.9)
         dataset: Any = Mapped(CONFIG["samples"])
         sampler: Any = torch.utils.data.RandomSampler(dataset)
-        if RANKS > 1 and CONFIG["group"]:
-            sampler = torch.utils.data.DistributedSampler(dataset)
+        if CONFIG["distributed"] and CONFIG["group"]:
+            sampler = torch.utils.data.DistributedSampler(dataset, RANKS, RANK)
         self.sampler = sampler
         self.loader: Any = torch.utils.data.DataLoader(
             dataset, CONFIG["batch"], sampler=sampler, num_workers=CONFIG["workers"]
@@ -161,7 +165,7 @@ class Job:
             return
         for epoch in run.epochs(CONFIG["epochs"], max_steps=CONFIG["max_steps"]):
             event("epoch_begin", run.global_step)
-            if RANKS > 1:
+            if CONFIG["distributed"]:
                 self.sampler.set_epoch(epoch)
             for micro, batch in ahead(run.enumerate(self.loader)):
                 self.step(batch, micro)
@@ -200,7 +204,8 @@ class Job:
             if self.ema:
                 self.ema.update()
         self.loss = loss
-        trace(step=step, loss=loss.item().hex(), batch=digest(batch["x"], batch["y"]), lr=float(rate).hex())
+        rows = {"rows": [digest(row) for row in batch["x"]], "mean": loss.item()}
+        trace(step=step, loss=loss.item().hex(), batch=digest(batch["x"], batch["y"]), lr=float(rate).hex(), **rows)
         event("batch_end", step)
 
     def count(self) -> None:
@@ -221,6 +226,7 @@ class Job:
         trace(
             final=True,
             weights=digest(*self.plain.state_dict().values()),
+            values=[value for each in self.plain.parameters() for value in each.flatten().tolist()],
             second=digest(*self.second.state_dict().values()) if CONFIG["second"] else None,
             optimizer=digest(*(each["exp_avg_sq"] for each in self.optimizer.state_dict()["state"].values())),
             global_step=self.run.global_step,

@@ -56,6 +56,25 @@ def test_killed_twice_equals_never(case: str, bench: contract.Bench, reference: 
     contract.interrupted_equals_uninterrupted(bench, tmp_path, config, reference(config, ranks), kills, ranks=ranks)
 
 
+DEALT = {"distributed": True, "samples": 48, "dropout": 0.0}
+LAUNCHES = {
+    "2 to 3 to 1": [(2, 7, {"batch": 3}), (3, 11, {"batch": 2}), (1, None, {"batch": 6})],
+    "1 to 2": [(1, 7, {"batch": 6}), (2, None, {"batch": 3})],
+}
+
+
+@pytest.mark.parametrize("case", often(LAUNCHES, "2 to 3 to 1"))
+def test_another_number_of_ranks_goes_on(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    """Law 7, with torch's DistributedSampler."""
+    launches = [
+        (ranks, {**DEALT, **config, "kill": {**KILL, "step": step, "rank": 0} if step else None})
+        for ranks, step, config in LAUNCHES[case]
+    ]
+    ranks, config = launches[0]
+    expected = reference({**config, "kill": None}, ranks)
+    contract.same_samples_on_any_topology(bench, tmp_path, expected, launches, tolerance=1e-4)
+
+
 MOMENTS = {
     "at the end of an epoch": {"event": "epoch_end", "step": 12},
     "in an accumulation window": {"event": "batch_end", "step": 17},

@@ -74,7 +74,8 @@ class PreparedLoaders:
         loader = LoopLoader(prepared, tracked, global_batch, fetches, looks_ahead=True, is_through=is_through)
         if not prepared._drop_last:  # seam: accelerate 1.15
             index = min(_index(self._prepared, prepared), self._lasting)
-            first.restore(send_to_device(self._first_slices.get(index), accelerator.device))
+            if session.context is None or not session.context.has_other_ranks:  # which need another
+                first.restore(send_to_device(self._first_slices.get(index), accelerator.device))
             self._replaced.enter_context(replaced(prepared, "slice_fn", first))
             self._dispatched[index] = (first, loader)
         return loader
@@ -146,9 +147,9 @@ def _base(loader: Any) -> Any:
 
 def _samples(loader: Any, ranks: int) -> int:
     """Return the samples in a batch of a loader, on all ranks together; 0 where the loader does not say."""
-    if hasattr(loader, "total_batch_size"):
-        return int(loader.total_batch_size)
-    return (batch_size(loader) or 0) * ranks
+    if isinstance(loader, DataLoaderDispatcher):  # its own total_batch_size asks the dataset
+        return (batch_size(loader) or 0) * (1 if loader.split_batches else ranks)
+    return int(getattr(loader, "total_batch_size", (batch_size(loader) or 0) * ranks))
 
 
 def _has_running_workers(loader: Any) -> bool:

@@ -41,8 +41,9 @@ class TrainingData:
     @property
     def global_batch(self) -> int:
         """Samples in a micro-batch, on all ranks together."""
-        size: int = self._trainer.args.per_device_train_batch_size * self._session.run.ranks.world_size
-        return size
+        args, ranks = self._trainer.args, self._session.run.ranks.world_size
+        splits = args.accelerator_config.split_batches
+        return int(args.per_device_train_batch_size) * (1 if splits else ranks)
 
     def track(self, train_loader: Any) -> Any:
         """Track the loader of ``get_train_dataloader``, below what Accelerate wraps around it; return it."""
@@ -84,7 +85,7 @@ class TrainingData:
             is_through = self._first_slice.is_through()
         whole = between_epochs and (not stopping or is_through)
         position = loader.position_between() if whole or self._leaves_rest(loader) else loader.position(used)
-        return self._session.loaders.state(position, self.consumed, self.global_batch)
+        return self._session.loaders.state(loader, position, self.consumed, self.global_batch, self._fetches)
 
     def _leaves_rest(self, loader: TrackedLoader) -> bool:
         """Return whether the pass is used up by its length, and the loader has more, which nobody asks for."""
@@ -121,7 +122,10 @@ class TrainingData:
     def resume_at(self, consumed: int, first_slice: Any) -> None:
         """Resume after some micro-batches of the epoch."""
         self.consumed = consumed
-        if self._first_slice is not None:
+        context = self._session.context
+        if self._first_slice is not None and not (
+            context is not None and context.has_other_ranks
+        ):  # which need another
             self._first_slice.restore(send_to_device(first_slice, self._trainer.args.device))
 
     def end_pass(self, state: TrainerRankState) -> None:

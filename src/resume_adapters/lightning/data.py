@@ -43,11 +43,11 @@ class FitData:
             saved = context.rank_state.loaders[number]  # restored to the end of its pass, it has begun no other
             of_pass = {"consumed": saved.position.consumed, "start": saved.position.start}
             position = replace(loader.position_between(), **of_pass)
-            return self._session.loaders.state(position, saved.consumed, self._global_batch(loader))
+            return self._session.loaders.state(loader, position, saved.consumed, self._global_batch(loader))
         # A loader at its end, where another goes on, gave nothing to the batch that was fetched ahead.
         used = loader.fetched - (0 if loader.exhausted else self._loops.fetched_ahead)
         position = loader.position(used) if point.in_epoch else loader.position_between()
-        return self._session.loaders.state(position, used, self._global_batch(loader))
+        return self._session.loaders.state(loader, position, used, self._global_batch(loader))
 
     def _global_batch(self, loader: TrackedLoader) -> int:
         """Return the samples in a batch of a loader, on all ranks together; 0 where the loader does not say."""

@@ -185,7 +185,7 @@ def test_after_the_end_of_a_pass_the_next_one_is_the_same(case: str) -> None:
 POSITION_ON_DISK = [
     "ended", "consumed", "start", "ahead", "spawn", "sampler", "before", "pool", "proof", "generators", "step",
     "elastic", "workers", "length", "batch_size", "plain", "as_made", "attributes", "rows",
-    "check", "word_hash",
+    "check", "word_hash", "order", "draws",
 ]  # fmt: skip
 
 
@@ -221,7 +221,7 @@ def test_a_position_has_its_names_on_disk_and_one_that_lacks_a_name_is_of_anothe
     rows(itertools.islice(made, 2))
     tree = tracked.position(1).to_tree()
     assert list(tree) == list(tracked.position_between().to_tree()) == POSITION_ON_DISK
-    for name in POSITION_ON_DISK[:-6]:  # the last six came later
+    for name in POSITION_ON_DISK[:-8]:  # the last eight came later
         lacking = {key: value for key, value in tree.items() if key != name}
         with pytest.raises(FormatMismatch, match=rf"checkpoint-3 has no loaders\.0\.{name} in rank-0\.json"):
             LoaderPosition.from_tree(lacking, SOURCE, "loaders.0.")

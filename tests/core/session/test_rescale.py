@@ -14,7 +14,7 @@ from resume_adapters.errors import StateMismatch, UnsupportedSetting
 from plain_torch import Killed, Launch, killed_after
 
 CHANGES: dict[str, tuple[dict[str, Any], str]] = {
-    "batch": ({"batch": 5}, "batch size 4, this launch has 5: the order of the batches depends on it"),
+    "batch": ({"batch": 5}, "batch size 4, this launch has 5: an optimizer step had 4 samples and would now have 5"),
     "accumulation": ({"accumulation": 2}, "gradient_accumulation_steps 1, this launch has 2"),
     "elastic batch": ({"batch": 8, "data": "elastic"}, "an optimizer step had 4 samples and would now have 8"),
     "by steps": (

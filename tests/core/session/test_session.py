@@ -113,7 +113,7 @@ def test_steps_are_others_where_they_have_another_number_of_samples(
 ) -> None:
     saving = begun(tmp_path)
     tracked = saving.loaders.track(torch.utils.data.DataLoader(range(4)))
-    saved = saving.loaders.state(tracked.position_between(), consumed=3, global_batch=4)
+    saved = saving.loaders.state(tracked, tracked.position_between(), consumed=3, global_batch=4)
     saving.run.close()
     session = begun(tmp_path, accumulation=accumulation)
     assert session.loaders.is_rebatched(saved, together) == other

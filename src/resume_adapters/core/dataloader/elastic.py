@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from resume_adapters.core.dataloader.cursor import ReaderProgress, SampleCursor, ShardProgress, merge
+from resume_adapters.core.dataloader.sampler import turns
 
 
 @runtime_checkable
@@ -89,9 +90,7 @@ class ElasticMapPosition:
 
     def __init__(self, sampler: ElasticOrder, outer: Any, batch_size: int) -> None:
         self.sampler = sampler
-        # Accelerate's BatchSamplerShard: each rank takes its turn, or its piece of every batch.
-        turns = getattr(outer, "num_processes", 1) if not getattr(outer, "split_batches", False) else 1
-        self._taken = batch_size * turns
+        self._taken = batch_size * turns(outer)
         self._drops_last = bool(getattr(outer, "drop_last", False))
         self._begun: int | None = None
 

@@ -66,6 +66,9 @@ class LoaderPosition(Record):
         rows: digests of rows of numbers in the dataset and the samplers as they were when the launch began, by path.
         check: a batch of the pass that was under way or had ended, to be fetched again where no proof is.
         word_hash: the hash of a word in the process that saved, by which its sets have their order.
+        order: the name of the order of samples that all ranks shared; ``None`` where they shared none, or where the
+            version that saved did not look.
+        draws: that order was drawn from the random state of the process.
     """
 
     ended: bool
@@ -89,6 +92,8 @@ class LoaderPosition(Record):
     rows: dict[str, str] | None = None
     check: CheckBatch | None = None
     word_hash: int | None = None
+    order: str | None = None
+    draws: bool = True
 
 
 class Fetch(NamedTuple):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
-from typing import Any
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from resume_adapters.core.observed.loaders import ROW_OF_SAMPLER, LoaderAttributes, require_changes
-from resume_adapters.core.state import rng
+from resume_adapters.core.state import encoding, rng
 
 
 class LoaderRandomState:
@@ -44,9 +45,11 @@ class LoaderRandomState:
 
     def restore_generators(self, states: dict[str, Any]) -> None:
         """Restore what :meth:`generators` returned; a generator that was not there then keeps its state."""
+        known = {**{_undealt(path): state for path, state in states.items()}, **states}
         for path, generator in _own_generators(self._loader).items():
-            if path in states:
-                generator.set_state(states[path])
+            state = known.get(path, known.get(_undealt(path)))
+            if state is not None:
+                generator.set_state(state)
 
 
 def require_state(state: dict[str, Any]) -> None:
@@ -75,6 +78,7 @@ class TrackedSampler:
         on_resumed: is called when a pass that resumes has drawn its order again.
         on_number: is called with one batch of indices of each pass, before its samples are fetched.
         number: that batch is the one of this number, among those that are not skipped; at least 1.
+        draws: the order was drawn from the random state of the process, or no pass has shown where from.
     """
 
     def __init__(self, random_state: LoaderRandomState, inner: Any) -> None:
@@ -82,6 +86,7 @@ class TrackedSampler:
         self.on_resumed: Callable[[], None] = _do_nothing
         self.on_number: Callable[[Any], None] = lambda indices: None
         self.number = 1
+        self.draws = True
         self._random_state = random_state
         self._inner = inner
         self._at_iter: dict[str, Any] | None = None
@@ -126,12 +131,14 @@ class TrackedSampler:
         if self._resume is None or self._resume[1] is None:
             self._at_iter = self._random_state.capture()
             inner = iter(self._inner)
+            self.draws = _has_drawn_since(self._at_iter)
             return _Indices(self._run(inner, None), inner)
         now = self._random_state.capture()
         self._at_iter = self._resume[1]["iter"]
         self._random_state.restore(self._at_iter)
         inner = iter(self._inner)
         after_iter = self._random_state.capture()
+        self.draws = _has_drawn_since(self._at_iter)
         self._random_state.restore(now)
         return _Indices(self._run(inner, after_iter), inner)
 
@@ -139,13 +146,14 @@ class TrackedSampler:
         (skip, began_with), self._resume = self._resume or (0, None), None
         if began_with is None:
             self._at_first = self._random_state.capture()
-            yield from self._told(itertools.islice(inner, skip, None), self.number)
+            yield from self._told(self._watched(itertools.islice(inner, skip, None)), self.number)
             return
         now = rng.capture_cpu()
         self._at_first = began_with["first"] or after_iter
         assert self._at_first is not None
         self._random_state.restore(self._at_first)
-        first = next(itertools.islice(inner, skip, None), None)
+        indices = self._watched(itertools.islice(inner, skip, None))
+        first = next(indices, None)
         self.after_first = self._random_state.capture()
         if self._is_mid_pass:  # the sampler drew its numbers at the start of the pass; the batch draws its own here
             rng.restore_cpu(now)
@@ -153,7 +161,14 @@ class TrackedSampler:
         on_resumed()
         if first is not None:
             yield first
-            yield from self._told(inner, self.number - 1)
+            yield from self._told(indices, self.number - 1)
+
+    def _watched(self, indices: Iterator[Any]) -> Iterator[Any]:
+        """Yield batches of indices, and look whether the first one was drawn from the random state of the process."""
+        for each in itertools.islice(indices, 1):
+            self.draws |= _has_drawn_since(self._at_first)
+            yield each
+        yield from indices
 
     def _told(self, indices: Iterator[Any], number: int) -> Iterator[Any]:
         """Yield batches of indices, and tell of that of a number before."""
@@ -163,6 +178,11 @@ class TrackedSampler:
             yield each
             break
         yield from indices
+
+
+def _has_drawn_since(state: dict[str, Any] | None) -> bool:
+    assert state is not None, "the moment was captured"
+    return encoding.digest_of(rng.cpu_to_tree(rng.capture_cpu())) != encoding.digest_of(state["cpu"])
 
 
 def _do_nothing() -> None:
@@ -197,6 +217,81 @@ _DEPTH = 4
 def samplers_of(loader: Any) -> dict[str, Any]:
     """Return the samplers of a loader, and those nested in them, by path."""
     return dict(_samplers(loader, _HELD, "", _DEPTH))
+
+
+def _undealt(path: str) -> str:
+    """Return the path of a sampler without what deals it out: several ranks have a wrapper that a single one lacks."""
+    return path.replace("batch_sampler/batch_sampler", "batch_sampler").replace("/dataset._sampler", "")
+
+
+def renamed(state: dict[str, Any] | None, samplers: Mapping[str, Any], name: str = "attributes") -> Any:
+    """Return a state with the attributes of samplers at the paths that these have in this launch.
+
+    Args:
+        samplers: the loader's, by path.
+        name: of the attributes in the state.
+    """
+    here = {**{_undealt(path): path for path in samplers}, **{path: path for path in samplers}}
+    saved = (state or {}).get(name, [])
+    attributes = [[here.get(root, here.get(_undealt(root), root)), *rest] for root, *rest in saved]
+    return {**state, name: attributes} if state and attributes else state
+
+
+class DealtOrder(NamedTuple):
+    """One order of samples, which all ranks know and take their samples of by turns.
+
+    Whatever their number, the samples that they have used together are the first ones of it.
+
+    Attributes:
+        name: the sampler that makes it, with what it follows from.
+        turns: the ranks that take turns.
+        size: its length.
+    """
+
+    name: str
+    turns: int
+    size: int
+
+
+def turns(sampler: Any) -> int:
+    """Return how many ranks take turns at what a sampler yields, or wraps; with split batches each takes its piece."""
+    splits = getattr(sampler, "split_batches", False)  # Accelerate's BatchSamplerShard
+    return 1 if splits else getattr(sampler, "num_processes", getattr(sampler, "num_replicas", 1))
+
+
+def dealt_order(loader: Any) -> DealtOrder | None:
+    """Return the order that the samplers of a loader deal out; ``None`` where one of them may do something else."""
+    from torch.utils.data import BatchSampler, DistributedSampler
+
+    outer = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    found = [outer, *(each for _, each in _samplers(outer, _WRAPPED, "", _DEPTH))]
+    chain = list({id(each): each for each in reversed(found)}.values())[::-1]  # a wrapper may hold an inner one, too
+    batching = [each for each in chain if type(each).__iter__ is BatchSampler.__iter__]
+    sharding = [each for each in chain if hasattr(each, "split_batches")]
+    dealing = [
+        each
+        for each in chain
+        if isinstance(each, DistributedSampler)
+        and (type(each).__iter__ is DistributedSampler.__iter__ or hasattr(each.dataset, "_sampler"))  # Lightning's
+    ]
+    makes, known = chain[-1], [*batching, *sharding, *dealing]
+    if not batching or any(each not in known for each in chain[:-1]) or (turns(makes) > 1 and makes not in dealing):
+        return None
+    names = [_name(each) for each in dealing if each.shuffle]
+    if makes not in dealing:
+        names.append(_name(makes))
+    size = len(makes.dataset if makes in dealing else makes)
+    name = " of ".join(names) or "SequentialSampler()"
+    return DealtOrder(name, math.prod(map(turns, chain)), size)
+
+
+def _name(sampler: Any) -> str:
+    """Return the class of a sampler and what its order follows from."""
+    names = [name for name in ("seed", "initial_seed", "batch_size", "replacement") if hasattr(sampler, name)]
+    given = [f"{name}={getattr(sampler, name)}" for name in names]
+    if getattr(sampler, "generator", None) is not None and "initial_seed" not in names:
+        given.append("generator")
+    return f"{type(sampler).__name__}({', '.join(given)})"
 
 
 def order_of(loader: Any) -> LoaderAttributes:

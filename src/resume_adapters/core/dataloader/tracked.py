@@ -28,7 +28,15 @@ from resume_adapters.core.dataloader.progress import (
     batch_size,
     length_of,
 )
-from resume_adapters.core.dataloader.sampler import LoaderRandomState, TrackedSampler, order_of, samplers_of
+from resume_adapters.core.dataloader.sampler import (
+    DealtOrder,
+    LoaderRandomState,
+    TrackedSampler,
+    dealt_order,
+    order_of,
+    renamed,
+    samplers_of,
+)
 from resume_adapters.core.dataloader.worker_rng import WorkerCollate, WorkerInit
 from resume_adapters.core.observed.loaders import LoaderAttributes, content_of, rows_at_start
 from resume_adapters.core.patching import replaced
@@ -188,6 +196,22 @@ class TrackedLoader:
         """Whether :meth:`restore_resharded` can restore a position of another topology."""
         return self._log.elastic is not None
 
+    def shared_order(self, global_batch: int, fetches_per_batch: int) -> DealtOrder | None:
+        """Return the order of samples that all ranks take theirs of by turns; ``None`` where they share none.
+
+        Args:
+            global_batch: samples in a batch of the training loop, on all ranks together.
+            fetches_per_batch: batches that this rank fetches for each of these; 0 where another rank fetches for it.
+        """
+        found = None if self._log.is_stream or self._is_as_made else dealt_order(self.loader)
+        taken = found.turns * (self.batch_size or 0) * fetches_per_batch if found else 0
+        return found if taken == global_batch or not fetches_per_batch else None
+
+    @property
+    def draws_order(self) -> bool:
+        """Whether the order is drawn from the random state of the process, or no pass has shown where from."""
+        return self._sampler is None or self._sampler.draws
+
     def position(self, consumed: int, process: Mapping[str, Any] | None = None) -> LoaderPosition:
         """Return the position after ``consumed`` batches of this pass.
 
@@ -307,21 +331,30 @@ class TrackedLoader:
         )
 
     def restore_resharded(
-        self, position: LoaderPosition, positions_of_all_ranks: Sequence[LoaderPosition], consumed: int
+        self,
+        position: LoaderPosition,
+        positions_of_all_ranks: Sequence[LoaderPosition],
+        consumed: int,
+        changed_seeds: Callable[[], str] = str,
+        *,
+        compares: bool = False,
     ) -> None:
         """Resume at a position of another topology with the next pass over the loader.
 
         Args:
             position: the position of a rank, whose random state is restored.
-            positions_of_all_ranks: the position of every rank.
+            positions_of_all_ranks: the position of every rank; the order is that of the first.
             consumed: the batches of this loader that correspond to the position.
+            changed_seeds: as for :meth:`restore`, and so is ``compares``.
 
         Raises:
             StateMismatch: the dataset differs.
+            NotRestored: as :meth:`restore` does.
         """
-        assert self._log.elastic is not None, "only an elastic loader can be resharded"
+        elastic, first = self._log.elastic, positions_of_all_ranks[0]
         saved = [each.elastic for each in positions_of_all_ranks if each.elastic is not None]
-        assert len(saved) == len(positions_of_all_ranks), "an elastic loader is elastic on every rank"
+        began_with = None if saved or first.sampler is None else first.sampler
+        order = samplers_of(self.loader)
         self.restore(
             replace(
                 position,
@@ -329,15 +362,19 @@ class TrackedLoader:
                 start=consumed,
                 prefetched=0,
                 spawn=None,
-                sampler=None,
+                sampler=began_with and {moment: renamed(state, order) for moment, state in began_with.items()},
                 rng_before=[],
                 pool={},
                 proof=None,
-                elastic=self._log.elastic.reshard(saved),
+                generators=first.generators,
+                attributes=renamed(position.attributes, order, "order"),
+                elastic=elastic.reshard(saved) if elastic is not None and saved else None,
                 check=position.check if position.workers == self.workers else None,
                 workers=self.workers,
                 batch_size=self.batch_size,
-            )
+            ),
+            changed_seeds,
+            compares=compares,
         )
 
     def skip(self, consumed: int) -> None:

@@ -282,7 +282,7 @@ class LoopLoader:
             used = min(self.done * self.fetches_per_batch, self.tracked.fetched)
             position = self.tracked.position(used, process)
         return PassState(
-            **vars(loaders.state(position, self.done, self.global_batch)),
+            **vars(loaders.state(self.tracked, position, self.done, self.global_batch, self.fetches_per_batch)),
             number=self.number,
             numbers=self.numbers,
             is_reused=self.is_reused,

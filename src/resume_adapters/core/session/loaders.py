@@ -11,6 +11,7 @@ from typing import Any
 
 from resume_adapters.core.dataloader.check_batch import SEED_WHAT_IS_DRAWN
 from resume_adapters.core.dataloader.progress import LoaderPosition
+from resume_adapters.core.dataloader.sampler import DealtOrder
 from resume_adapters.core.dataloader.tracked import TrackedLoader, track
 from resume_adapters.core.log import logger
 from resume_adapters.core.run.run import ResumableRun
@@ -39,6 +40,13 @@ class LoaderShape:
     length: int | None
     fetches_per_batch: int = 1
     is_kept: bool = True
+
+
+SHARE_AN_ORDER = (
+    "To be able to change this, let all ranks share one order from the start of a run: that of a DistributedSampler, "
+    "of Accelerate with use_seedable_sampler=True, or of resume_adapters.data"
+)
+"""The remedy where the ranks share no order."""
 
 
 class LoaderRestorer:
@@ -89,15 +97,25 @@ class LoaderRestorer:
         while self._tracked:
             self._tracked.pop().release()
 
-    def state(self, position: LoaderPosition | None, consumed: int, global_batch: int) -> LoaderState:
+    def state(
+        self,
+        loader: TrackedLoader,
+        position: LoaderPosition,
+        consumed: int,
+        global_batch: int,
+        fetches_per_batch: int = 1,
+    ) -> LoaderState:
         """Return where a loader is.
 
         Args:
-            position: the position of the torch loader; ``None`` where it is not known yet.
+            position: its position.
             consumed: batches of the training loop that are done in this pass.
             global_batch: samples in such a batch, on all ranks together.
+            fetches_per_batch: as for :class:`LoaderShape`.
         """
-        return LoaderState(position, consumed, global_batch, self._rescale.samples(global_batch))
+        order = loader.shared_order(global_batch, fetches_per_batch)
+        named = replace(position, order=order.name if order else None, draws=loader.draws_order)
+        return LoaderState(named, consumed, global_batch, self._rescale.samples(global_batch))
 
     def add_topology_changes(self, differences: list[str]) -> None:
         """Remember settings that were different when the checkpoint was saved."""
@@ -132,6 +150,9 @@ class LoaderRestorer:
         position = saved.position
         assert position is not None, "a position was saved"
         self.add_topology_changes(loader.differences(position))
+        former = self._run.previous
+        has_finished = former is not None and former.state is RunState.FINISHED  # what may follow is another run
+        compares = context.verify and shape.is_kept and not has_finished
         if not self.topology_changes:
             if position.workers != loader.workers:
                 self._log(
@@ -140,52 +161,101 @@ class LoaderRestorer:
                     position.workers,
                     loader.workers,
                 )
-            former = self._run.previous
-            has_finished = former is not None and former.state is RunState.FINISHED  # what may follow is another run
-            compares = context.verify and shape.is_kept and not has_finished
             loader.restore(position, changed_seeds=self._changed_seeds, compares=compares)
-            if other := loader.other_rows(position):
-                logger.warning(
-                    "%s has other numbers than when this run was saved, so other samples follow than if it had never "
-                    "been killed. %s",
-                    " and ".join(other),
-                    SEED_WHAT_IS_DRAWN,
-                )
-            return saved.consumed
-        if not loader.is_elastic or position.elastic is None:
-            raise context.mismatch(
-                self.topology_changes,
-                "the order of the batches depends on it, so resuming would change the batches. Use "
-                "resume_adapters.data from the start of a run to be able to change this",
-            )
-        if self.is_rebatched(saved, shape.global_batch):
-            consumed = self._resume_by_samples(context, loader, saved, shape)
+            consumed = saved.consumed
         else:
-            consumed = self._resume_by_steps(context, saved, shape)
-        positions = [each.position for each in map(of_rank, context.all_rank_states())]
-        mine = self.of_this_rank(context, position)
-        loader.restore_resharded(mine, [each for each in positions if each], consumed * shape.fetches_per_batch)
+            consumed = self._restore_on_another_topology(context, loader, saved, shape, of_rank, compares=compares)
+        if other := loader.other_rows(position):
+            logger.warning(
+                "%s has other numbers than when this run was saved, so other samples follow than if it had never "
+                "been killed. %s",
+                " and ".join(other),
+                SEED_WHAT_IS_DRAWN,
+            )
         return consumed
 
-    def _resume_by_steps(self, context: RestoreContext, saved: LoaderState, shape: LoaderShape) -> int:
-        now = self._rescale.samples(shape.global_batch)
+    def _restore_on_another_topology(
+        self,
+        context: RestoreContext,
+        loader: TrackedLoader,
+        saved: LoaderState,
+        shape: LoaderShape,
+        of_rank: Callable[[Any], LoaderState],
+        *,
+        compares: bool,
+    ) -> int:
+        states = [of_rank(each) for each in context.all_rank_states()]
+        position, of_first = saved.position, states[0].position
+        assert position is not None and of_first is not None, "a position was saved"
+        order = self._require_order(context, loader, of_first, shape)
+
+        def done() -> int | None:
+            if order is not None:
+                return self._done(context, saved, shape, order)
+            left = loader.left(position, shape.global_batch)
+            return None if left is None or shape.length is None else max(0, shape.length - left)
+
+        if self.is_rebatched(saved, shape.global_batch):
+            consumed = self._resume_by_samples(context, saved, shape, done)
+        else:
+            consumed = self._resume_by_steps(context, saved, shape, order)
+        keeps_order = order is not None and not context.has_other_ranks  # of several orders each rank has its own
+        positions = [position] if keeps_order else [each.position for each in states if each.position]
+        mine = self.of_this_rank(context, position)
+        fetched = consumed * shape.fetches_per_batch
+        loader.restore_resharded(mine, positions, fetched, self._changed_seeds, compares=compares)
+        return consumed
+
+    def _require_order(
+        self, context: RestoreContext, loader: TrackedLoader, position: LoaderPosition, shape: LoaderShape
+    ) -> DealtOrder | None:
+        """Return the order that all ranks shared, and share now; ``None`` for data that are elastic.
+
+        Args:
+            position: that of the first rank.
+
+        Raises:
+            StateMismatch: there is none.
+        """
+        if loader.is_elastic and position.elastic is not None:
+            return None
+        order = loader.shared_order(shape.global_batch, shape.fetches_per_batch)
+        obstacle = ""
+        if all(change.startswith("num_workers") for change in self.topology_changes):
+            obstacle = "what the workers draw at random depends on it, so resuming would change the batches"
+        elif position.order is None or order is None:
+            obstacle = f"the order of the batches depends on it, so resuming would change the batches. {SHARE_AN_ORDER}"
+        elif position.order != order.name:
+            obstacle = f"the samples had the order of {position.order}, now that of {order.name}. {SHARE_AN_ORDER}"
+        elif position.draws and context.has_other_ranks:
+            obstacle = f"each process draws the order of {order.name} from its own random state. {SHARE_AN_ORDER}"
+        if obstacle:
+            raise context.mismatch(self.topology_changes, obstacle)
+        return order
+
+    def _resume_by_steps(
+        self, context: RestoreContext, saved: LoaderState, shape: LoaderShape, order: DealtOrder | None
+    ) -> int:
         self._log(
-            "Saved with %s: each optimizer step has %d samples, as before.", "; ".join(self.topology_changes), now
+            "Saved with %s: each optimizer step has %d samples, as before. What the processes draw at random "
+            "(augmentation, dropout) is not what they would have drawn.",
+            "; ".join(self.topology_changes),
+            self._rescale.samples(shape.global_batch),
         )
         self._rescale.resume_by_steps(context.step)
+        if order is not None:
+            return self._done(context, saved, shape, order)
         return saved.consumed * saved.global_batch // shape.global_batch
 
     def _resume_by_samples(
-        self, context: RestoreContext, loader: TrackedLoader, saved: LoaderState, shape: LoaderShape
+        self, context: RestoreContext, saved: LoaderState, shape: LoaderShape, done: Callable[[], int | None]
     ) -> int:
         """Find where in this launch's steps the position is; return the batches that are done in its pass."""
-        assert saved.position is not None
         before, now = saved.samples, self._rescale.samples(shape.global_batch)
-        left = loader.left(saved.position, shape.global_batch) if self._rescale.keeps_samples else None
-        if obstacle := self._rescale.obstacle(before, now, left, shape.length):
+        consumed = done() if self._rescale.keeps_samples and shape.length is not None else None
+        if obstacle := self._rescale.obstacle(before, now, consumed, context.ranks.world_size):
             raise context.mismatch(self.topology_changes, obstacle)
-        assert left is not None and shape.length is not None
-        consumed = max(0, shape.length - left)
+        assert consumed is not None and shape.length is not None
         steps = self._rescale.resume_by_samples(context.step, shape.epoch, consumed, shape.length)
         self._log(
             "Saved with %s: an optimizer step had %d samples and has %d now. Resuming by samples: its %d steps "
@@ -197,6 +267,25 @@ class LoaderRestorer:
             steps,
         )
         return consumed
+
+    def _done(self, context: RestoreContext, saved: LoaderState, shape: LoaderShape, order: DealtOrder) -> int:
+        """Return the batches of the training loop, of the size that they have now, that are done in the pass.
+
+        Raises:
+            StateMismatch: they are no whole number.
+        """
+        assert saved.position is not None, "a position was saved"
+        used, size = saved.consumed * saved.global_batch, shape.global_batch
+        if (saved.position.ended or used >= order.size) and shape.length is not None:
+            return shape.length
+        if used % size:
+            nearest = min((each for each in range(1, used + 1) if used % each == 0), key=lambda each: abs(each - size))
+            raise context.mismatch(
+                self.topology_changes,
+                f"{used} samples of the pass are used, no whole number of batches of {size} samples, which all ranks "
+                f"have together now; {nearest} samples would do",
+            )
+        return used // size
 
     def _log(self, message: str, *arguments: object) -> None:
         if self._run.ranks.rank == 0:

@@ -76,22 +76,25 @@ class Rescale:
         """
         return global_batch * self.accumulation
 
-    def obstacle(self, before: int, now: int, left: int | None, length: int | None) -> str:
+    def obstacle(self, before: int, now: int, done: int | None, ranks: int) -> str:
         """Return why the run cannot resume by samples; empty where it can.
 
         Args:
             before: samples in an optimizer step when the run was saved.
             now: samples in one now.
-            left: batches of the training loop that are left of the pass; ``None`` where that is not known.
-            length: batches of it in a pass, likewise.
+            done: batches of the training loop that are done in the pass; ``None`` where that is not known.
+            ranks: the number of ranks now.
         """
         if not self.keeps_samples:
+            each, rest = divmod(before, ranks)
+            values = "which it cannot have" if rest else f"where batch size times accumulation is {each}"
             return (
                 f"an optimizer step had {before} samples and would now have {now}, and the learning rate and the "
                 "number of steps would silently be different. Change the batch size or the accumulation so that it has "
-                f'{before}, or resume by samples, with a schedule of another length: on_batch_change="{KEEP_SAMPLES}"'
+                f"{before}: on {ranks} processes, {values}. Or resume by samples, with a schedule of another length: "
+                f'on_batch_change="{KEEP_SAMPLES}"'
             )
-        if left is None or length is None or self._no_horizon:
+        if done is None or self._no_horizon:
             reason = self._no_horizon or "how many samples a pass over the data has is not known"
             return f"the schedule's new length cannot be computed: {reason}"
         return ""
