@@ -300,8 +300,14 @@ def lightning_deepspeed_on_cpu(**options: Any) -> Any:
 
 
 def accelerate_shards_on_cpu() -> None:
-    """Lead Accelerate, which shards on accelerators alone, to do it here."""
+    """Lead Accelerate, which shards on accelerators alone, to do it here, over the dimensions of ``parallel``."""
     os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
+    if CONFIG.get("parallel"):
+        os.environ["ACCELERATE_USE_PARALLELISM_CONFIG"] = "true"
+        os.environ |= {f"PARALLELISM_CONFIG_{name}_SIZE": str(size) for name, size in CONFIG["parallel"].items()}
+    if "RANK" not in os.environ:  # one process, that is led to it too
+        os.environ["LOCAL_RANK"] = "0"
+        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     accelerate_uses("gloo")
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import importlib
-import os
 import random
 import time
 from typing import Any
@@ -206,6 +205,7 @@ DEFAULTS: dict[str, Any] = {
     "scores": None,
     "save_every": 5,
     "fsdp": None,
+    "parallel": {},
     "zero": None,
     "frozen": False,
     "asks_at": None,
@@ -222,9 +222,6 @@ def new_accelerator() -> Accelerator:
     placement: dict[str, Any] = {"cpu": CONFIG["device"] == "cpu"}
     handlers: list[Any] = [DistributedDataParallelKwargs(**CONFIG["ddp"])]
     if CONFIG["fsdp"]:
-        if "RANK" not in os.environ:  # one process, that is led to it too
-            os.environ["LOCAL_RANK"] = "0"
-            torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
         accelerate_shards_on_cpu()
         plugin = FullyShardedDataParallelPlugin(
             fsdp_version=2, state_dict_type=CONFIG["fsdp"], auto_wrap_policy="NO_WRAP", reshard_after_forward=True

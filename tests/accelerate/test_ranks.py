@@ -45,9 +45,17 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
 FSDP, SHARDED = "DistributedType.FSDP", {"fsdp": "SHARDED_STATE_DICT"}
 STRATEGIES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "fsdp2-sharded": (FSDP, 3, {**SHARDED, "clip": True, "batch_norm": True, "samples": 150}),
+    "fsdp2-hybrid": (FSDP, 4, {**SHARDED, "parallel": {"DP_REPLICATE": 2, "DP_SHARD": 2}, "samples": 200}),
     "fsdp2-full": (FSDP, 2, {"fsdp": "FULL_STATE_DICT", "by_hand": True}),
     "zero-2": ("DistributedType.DEEPSPEED", 2, {"zero": 2, "augment": True}),
 }
+
+
+@pytest.mark.usefixtures("sharding")
+def test_context_parallelism_is_refused_by_its_name(bench: contract.Bench, tmp_path: Path) -> None:
+    outcome = bench.run(tmp_path, {**SHARDED, "parallel": {"CP": 2}}, ranks=2)
+    assert 0 not in outcome.statuses and "spread over 2 ranks in `cp`" in outcome.output, outcome.output
+    assert not any(contract.read_trace(tmp_path, 2).steps)
 
 
 @pytest.mark.thorough

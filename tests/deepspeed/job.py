@@ -174,7 +174,7 @@ class Job:
             optimizer=optimizer,
             lr_scheduler=scheduler,
             training_data=data if CONFIG["loader"] == "own" else None,
-            config=json_file(config),
+            config=config if "sequence_parallel_size" in config else json_file(config),
         )
         assert self.engine.device.type == CONFIG["device"], "it trains there"
         if CONFIG["recompute"]:

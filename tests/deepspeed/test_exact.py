@@ -50,6 +50,10 @@ SEVERAL: dict[str, tuple[int, dict[str, Any]]] = {
     ),
     "device, stage 1": (2, {"device": "walled", "stage": 1, "rank_seeds": True}),
     "stage 2 on three": (3, {"stage": 2, "width": 64}),
+    "stage 3, ZeRO++ within pairs": (
+        4,
+        {"stage": 3, "config": {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2}}},
+    ),
 }
 
 

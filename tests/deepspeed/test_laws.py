@@ -323,18 +323,20 @@ def test_a_finished_run_launched_again_does_nothing(bench: contract.Bench, refer
     contract.finished_does_nothing_again(bench, tmp_path, reference, {**TWO, "max_steps": 8}, same, ranks=2)
 
 
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "repeating loader": ({"loader": "repeating"}, "a RepeatingLoader has begun its first pass already"),
-    "no state": ({"options": {"thing": 3}}, "has no state_dict()"),
+SEQUENCES = {"sequence_parallel_size": 2, "data_parallel_size": 1}
+REFUSED: dict[str, tuple[int, dict[str, Any], str]] = {
+    "repeating loader": (1, {"loader": "repeating"}, "a RepeatingLoader has begun its first pass already"),
+    "no state": (1, {"options": {"thing": 3}}, "has no state_dict()"),
+    "sequence parallelism": (2, {"config": SEQUENCES}, "spread over 2 ranks in `sequence parallelism`"),
 }
 
 
 @pytest.mark.parametrize("setting", REFUSED)
 def test_settings_without_an_exact_resume_are_refused(setting: str, bench: contract.Bench, tmp_path: Path) -> None:
-    config, message = REFUSED[setting]
-    outcome = bench.run(tmp_path, config)
-    assert outcome.statuses == (1,) and message in outcome.output, outcome.output
-    assert not any(contract.read_trace(tmp_path).steps)
+    ranks, config, message = REFUSED[setting]
+    outcome = bench.run(tmp_path, config, ranks=ranks)
+    assert 0 not in outcome.statuses and message in outcome.output, outcome.output
+    assert not any(contract.read_trace(tmp_path, ranks).steps)
 
 
 # ---- Law 12

@@ -398,6 +398,7 @@ DEFAULTS: dict[str, Any] = {
     "experts": False,
     "fsdp": None,
     "fsdp_version": 2,
+    "parallel": {},
     "user_compile": False,
     "traced": True,
     "ema": False,
@@ -627,11 +628,13 @@ def finish(trainer: Any, result: Any, ema: Ema | None) -> None:
         for entry in trainer.state.log_history
     ]
     parameters = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False).state_dict()
+    weights = [each.full_tensor() if CONFIG["fsdp"] else each for each in parameters.values()]
     counting = [each.steps for each in trainer.callback_handler.callbacks if isinstance(each, Counting)]
     scaler = trainer.accelerator.scaler
     trace(
         final=True,
-        weights=digest(*(each.full_tensor() if CONFIG["fsdp"] else each for each in parameters.values())),
+        weights=digest(*weights),
+        values=[value for each in weights for value in each.flatten().tolist()] if CONFIG["elastic"] else None,
         best_weights=best_weights(trainer) if CONFIG["experts"] else None,
         global_step=result.global_step,
         train_loss=result.training_loss,

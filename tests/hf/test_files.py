@@ -55,3 +55,17 @@ def test_what_was_read_is_loaded_as_copies_and_all_else_from_its_file(tmp_path: 
         assert torch.load(tmp_path / "other.pt", map_location="cpu", weights_only=True)["state"].sum() == 4
         assert torch.load(tmp_path / "optimizer.pt", map_location="meta", weights_only=True)["state"].is_meta
     assert not read[str(tmp_path / "optimizer.pt")]["state"].any()
+
+
+class Uncopied:
+    """Moments of a tensor class that has no ``clone``, as torchao's have none."""
+
+    def __deepcopy__(self, memo: object) -> object:
+        raise NotImplementedError
+
+
+def test_what_cannot_be_copied_is_read_again(tmp_path: Path) -> None:
+    torch.save({"state": torch.ones(4)}, tmp_path / "optimizer.pt")
+    with files.loading({str(tmp_path / "optimizer.pt"): {"state": Uncopied()}}):
+        loaded = torch.load(str(tmp_path / "optimizer.pt"), map_location="cpu", weights_only=True)
+    assert loaded["state"].sum() == 4

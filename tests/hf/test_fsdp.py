@@ -94,6 +94,26 @@ def test_what_cannot_be_resumed_is_refused(
     require_supported(trainer, None)
 
 
+@pytest.mark.skipif(IS_OLD, reason="an Accelerate before 1.13 does not load the optimizer of FSDP2")
+@pytest.mark.parametrize(
+    ("ranks", "parallel"),
+    [(2, {"CP": 2}), pytest.param(4, {"DP_REPLICATE": 2, "DP_SHARD": 2}, marks=pytest.mark.thorough)],
+    ids=["context", "hybrid"],
+)
+def test_what_the_ranks_share_is_exact_or_refused_by_its_name(
+    ranks: int, parallel: dict[str, int], bench: contract.Bench, reference: Any, tmp_path: Path
+) -> None:
+    args = {"save_steps": 5, "remove_unused_columns": False}
+    config = {"fsdp": "SHARDED_STATE_DICT", "parallel": parallel, "samples": 100, "args": args}
+    if "CP" in parallel:
+        outcome = bench.run(tmp_path, config, ranks=ranks)
+        assert "spread over 2 ranks in `cp`" in outcome.output and "UnsupportedSetting" in outcome.output
+        assert not any(contract.read_trace(tmp_path, ranks).steps)
+    else:
+        expected = reference(config, ranks)
+        contract.interrupted_equals_uninterrupted(bench, tmp_path, config, expected, [EARLY], ranks=ranks)
+
+
 def test_a_shard_belongs_to_the_rank_that_wrote_it() -> None:
     paths = ("pytorch_model_fsdp_0/__2_0.distcp", "rng_state_1.pth", "pytorch_model_fsdp_0/.metadata", "scheduler.pt")
     assert [files.owner(Path(path)) for path in paths] == [2, 1, 0, 0]

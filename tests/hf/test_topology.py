@@ -5,11 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import accelerate
 import pytest
+from packaging.version import Version
+
+from selection import often
 
 from selection import often
 
 import contract
+
+IS_OLD = Version(accelerate.__version__) < Version("1.13")
 
 ARGS = {"save_steps": 5, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
 MAP = {"elastic": True, "augment": True, "dropout": 0.0, "samples": 96}
@@ -33,6 +39,36 @@ LAUNCHES = {
     ],
     "at the end of an epoch": [on(2, 14, gradient_accumulation_steps=1, save_steps=12), on(1)],
 }
+
+
+SHARDED, FULL = "SHARDED_STATE_DICT", "FULL_STATE_DICT"
+
+
+def spread(kind: str, ranks: int, kill: int | None = None, batch: int = 6, accumulate: int = 2) -> Any:
+    """Return a launch under FSDP2."""
+    args = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": accumulate, "save_steps": 3}
+    count, config = on(ranks, kill, **args, remove_unused_columns=False)
+    return count, {**config, "fsdp": kind}
+
+
+SHARDS = {
+    "sharded, 2 to 1": [spread(SHARDED, 2, 5, batch=3), spread(SHARDED, 1)],
+    "sharded, 1 to 2 to 3 to 1": [
+        spread(SHARDED, 1, 5),
+        spread(SHARDED, 2, 8, batch=3),
+        spread(SHARDED, 3, 11, batch=4, accumulate=1),
+        spread(SHARDED, 1),
+    ],
+    "full, 1 to 2 to 1": [spread(FULL, 1, 5), spread(FULL, 2, 8, batch=3), spread(FULL, 1)],
+}
+
+
+@pytest.mark.skipif(IS_OLD, reason="an Accelerate before 1.13 does not load the optimizer of FSDP2")
+@pytest.mark.parametrize("case", often(SHARDS, "sharded, 2 to 1"))
+def test_shards_are_dealt_out_again(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    """What follows is compared with a run of one process, which has no shards."""
+    expected = reference(spread(SHARDED, 1)[1])
+    contract.same_samples_on_any_topology(bench, tmp_path, expected, SHARDS[case], tolerance=1e-4)
 
 
 @pytest.mark.thorough

@@ -26,7 +26,8 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities import CombinedLoader
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, WeightedRandomSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -164,6 +165,9 @@ class Model(pl.LightningModule):
 
     def configure_model(self) -> None:
         if isinstance(self.trainer.strategy, ModelParallelStrategy):
+            if CONFIG["tensor"] > 1:
+                plan = {name: ColwiseParallel(output_layouts=Replicate()) for name in ("0", "4")}
+                parallelize_module(self.body, self.device_mesh["tensor_parallel"], plan)
             for part in (self.body, self.head):
                 fully_shard(part, mesh=self.device_mesh["data_parallel"])
 
@@ -355,6 +359,7 @@ DEFAULTS: dict[str, Any] = {
     "own_disk": False,
     "strategy": "auto",
     "sharded": True,
+    "tensor": 1,
     "zero": 0,
     "outputs": 1,
     "engine": {},
@@ -527,7 +532,8 @@ def strategy() -> Any:
         return "ddp"
     if CONFIG["strategy"] == "fsdp2":
         ranks = int(os.environ.get("WORLD_SIZE", "1"))
-        return ModelParallelStrategy(ranks, 1, save_distributed_checkpoint=CONFIG["sharded"])
+        tensor = CONFIG["tensor"]
+        return ModelParallelStrategy(ranks // tensor, tensor, save_distributed_checkpoint=CONFIG["sharded"])
     if CONFIG["strategy"] == "deepspeed":
         return lightning_deepspeed_on_cpu(stage=CONFIG["zero"], logging_batch_size_per_gpu=4, **CONFIG["engine"])
     return CONFIG["strategy"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -107,3 +108,14 @@ def test_cut_gradients_are_refused_on_another_number_of_ranks(bench: contract.Be
     assert outcome.statuses == (1,)
     assert "in the middle of an accumulation" in outcome.output
     assert contract.read_trace(tmp_path).steps == ((),)
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.thorough)])
+def test_tensor_parallelism_is_exact(ranks: int, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    """Alone, and with FSDP2. Ranks that share tensors read the same batches, whose samples count once."""
+    config = {**SHARDED, "tensor": 2}
+    expected = reference(config, ranks)
+    contract.interrupted_equals_uninterrupted(bench, tmp_path, config, expected, [FIRST], ranks=ranks)
+    journal = (tmp_path / "out" / ".resume" / "journal.jsonl").read_text().splitlines()
+    (resumed,) = (entry for entry in map(json.loads, journal) if entry["event"] == "resume")
+    assert resumed["cursor"]["samples"] == 4 * (ranks // 2) * resumed["cursor"]["micro_batches"]

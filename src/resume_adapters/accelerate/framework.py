@@ -32,6 +32,7 @@ from resume_adapters.core.session.settings import LaunchSettings, read_settings
 from resume_adapters.core.state.records import Record, Source
 from resume_adapters.core.state.stateful import Stateful, StatefulGroup
 from resume_adapters.errors import UnsupportedSetting
+from resume_adapters.integrations.accelerate_state import layout
 from resume_adapters.integrations.trackers.runs import Trackers
 
 
@@ -81,6 +82,7 @@ class AccelerateFramework(LoopFramework):
             directory_option="register_for_resume(accelerator, run_dir=...)",
             accumulation=self._saved_accumulation,
             invariants=self._strategy.invariants,
+            layout=layout(accelerator, self._strategy.models),
         )
         self._prepared = self._count_prepared()
 

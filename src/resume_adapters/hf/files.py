@@ -204,7 +204,8 @@ def loading(saved: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]
 
     def load(native: Callable[..., Any], file: Any, *args: Any, **options: Any) -> Any:
         if str(file) in saved and str(options.get("map_location")) == "cpu":
-            return copy.deepcopy(saved[str(file)])  # what was read stays as it is in the file, and proves the copy
+            with contextlib.suppress(NotImplementedError):  # tensors of a class that cannot be copied are read again
+                return copy.deepcopy(saved[str(file)])  # what was read stays as it is in the file, and proves the copy
         return native(file, *args, **options)
 
     return wrapped(torch, "load", load)

@@ -73,6 +73,7 @@ class TrainerFramework(Framework):
                 "gradient_accumulation_steps": args.gradient_accumulation_steps,
             },
             invariants={} if stage is None else names.invariants(stage, args.world_size),
+            layout=accelerate_state.layout(trainer.accelerator, [trainer.model]),
         )
         self.trackers = self._runs = Trackers(self._writers)
         self.engine: EngineState | None = None

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from accelerate.state import AcceleratorState, GradientState, PartialState
-from accelerate.utils import other
+from accelerate.utils import DistributedType, other
 
 from resume_adapters.core.patching import wrapped
+from resume_adapters.core.session.layout import UNNAMED, Layout, spread_over
 
 
 def reset_accelerate() -> None:
@@ -17,6 +19,19 @@ def reset_accelerate() -> None:
     AcceleratorState._reset_state(reset_partial_state=True)  # seam: accelerate 1.6-1.15
     PartialState._reset_state()  # seam: accelerate 1.6-1.15
     GradientState._reset_state()  # seam: accelerate 1.6-1.15
+
+
+def layout(accelerator: Any, models: Iterable[Any]) -> Layout:
+    """Return over which ranks an accelerator and the models' own device meshes spread the training.
+
+    Raises:
+        UnsupportedSetting: over ranks that share batches: tensor, context or sequence parallelism.
+    """
+    config = getattr(accelerator, "parallelism_config", None)
+    sizes = {} if config is None else vars(config)
+    given = {name.removesuffix("_size"): size for name, size in sizes.items() if name.endswith("_size") and size}
+    by_fsdp = ("dp_shard_cp", UNNAMED) if accelerator.distributed_type == DistributedType.FSDP else ()
+    return Layout({**spread_over(models), **given}, data=("dp_replicate", "dp_shard", *by_fsdp))
 
 
 @functools.cache

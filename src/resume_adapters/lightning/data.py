@@ -51,7 +51,8 @@ class FitData:
 
     def _global_batch(self, loader: TrackedLoader) -> int:
         """Return the samples in a batch of a loader, on all ranks together; 0 where the loader does not say."""
-        return (loader.batch_size or 0) * self._session.run.ranks.world_size
+        session = self._session
+        return (loader.batch_size or 0) * (session.run.ranks.world_size // session.framework.about.layout.sharing)
 
     # ---- Restoring
 

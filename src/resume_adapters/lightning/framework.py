@@ -91,6 +91,7 @@ class LightningFramework(Framework):
             accumulation=accumulation,
             topology={"accumulate_grad_batches": accumulation},
             invariants={**strategies.invariants(trainer, self._ranks), **of_engine},
+            layout=strategies.layout(trainer.strategy),
         )
         self.trackers = Trackers(
             lambda: [each.experiment for each in self._loggers(pl.loggers.TensorBoardLogger)],

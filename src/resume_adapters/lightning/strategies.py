@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from resume_adapters.core.requirements import refuse
+from resume_adapters.core.session.layout import Layout
 from resume_adapters.core.state import sharded_digest
 from resume_adapters.core.state.comparison import verify_equal
 from resume_adapters.core.state.stateful import ModuleBuffers, Stateful
@@ -96,6 +97,19 @@ def sharded_state(trainer: Any) -> dict[str, Any]:
         return {}
     optimizers = {f"optimizer {index}": each.state_dict() for index, each in enumerate(trainer.optimizers)}
     return {"model": dict(trainer.lightning_module.named_parameters()), **optimizers}
+
+
+def layout(strategy: Any) -> Layout:
+    """Return over which ranks a strategy spreads the training.
+
+    Raises:
+        UnsupportedSetting: over others than those of data and of tensors.
+    """
+    if not isinstance(strategy, pl.strategies.ModelParallelStrategy):
+        return Layout()
+    mesh = strategy.device_mesh
+    sizes = dict(zip(mesh.mesh_dim_names, mesh.shape, strict=True))
+    return Layout(sizes, data=("data_parallel",), exact=("tensor_parallel",))
 
 
 def invariants(trainer: Any, ranks: int) -> dict[str, int]:

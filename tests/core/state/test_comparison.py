@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.testing._internal.two_tensor import TwoTensor
 
 from resume_adapters.core.state.comparison import first_difference, same_bits
 
@@ -104,3 +105,11 @@ def test_large_trees_are_compared_in_threads() -> None:
     assert (first_difference(saved, live) or "").startswith("2: saved torch.float32 (1048576,)")
     sparse = torch.sparse_coo_tensor(torch.tensor([[1]]), torch.tensor([2.0]), (3,))
     assert first_difference([sparse], [sparse.clone()]) is None
+
+
+def test_a_tensor_that_wraps_others_is_what_they_are() -> None:
+    """As the quantized moments of torchao are."""
+    one, other = torch.ones(3), torch.tensor([1.0, 1.0, 2.0])
+    assert first_difference({"m": TwoTensor(one, one)}, {"m": TwoTensor(one, one.clone())}) is None
+    found = first_difference({"m": TwoTensor(one, one)}, {"m": TwoTensor(one, other)})
+    assert found is not None and found.startswith("m.b: ")

@@ -17,6 +17,7 @@ from resume_adapters.core.checkpoint.validity import ForeignDetector
 from resume_adapters.core.choices import Stage
 from resume_adapters.core.observed.walk import Subjects
 from resume_adapters.core.saving.staging import StagingOptions
+from resume_adapters.core.session.layout import Layout
 from resume_adapters.core.session.records import RankState
 from resume_adapters.core.session.settings import LaunchSettings
 from resume_adapters.core.state.stateful import Stateful
@@ -52,6 +53,7 @@ class FrameworkFacts:
         topology: settings that the order of the data may depend on beside the number of ranks, by the name under which
             a user sets them; by default the accumulation.
         invariants: settings that a resume must find unchanged, likewise.
+        layout: over which ranks the training is spread.
     """
 
     label: str
@@ -62,6 +64,7 @@ class FrameworkFacts:
     accumulates_across_epochs: bool = False
     topology: Mapping[str, int] = field(default_factory=dict)
     invariants: Mapping[str, int] = field(default_factory=dict)
+    layout: Layout = field(default_factory=Layout)
 
     def __post_init__(self) -> None:
         if not self.topology:

@@ -529,7 +529,7 @@ class Session:
             shard_digests: see :class:`LaunchState`.
         """
         return LaunchState(
-            topology=dict(self.framework.about.topology),
+            topology={**self.framework.about.layout.sizes, **self.framework.about.topology},
             invariants=dict(self.framework.about.invariants),
             shard_digests=shard_digests,
             shift=self.rescale.shift,

@@ -61,7 +61,10 @@ def _differences(saved: Any, live: Any, where: str) -> Iterator[str | _Pair]:
     import torch
 
     here = where.lstrip(".") or "the state"
-    if isinstance(saved, torch.Tensor) and isinstance(live, torch.Tensor):
+    if type(saved) is type(live) and hasattr(saved, "__tensor_flatten__"):  # it wraps others: quantized moments
+        for name in saved.__tensor_flatten__()[0]:
+            yield from _differences(getattr(saved, name), getattr(live, name), f"{where}.{name}")
+    elif isinstance(saved, torch.Tensor) and isinstance(live, torch.Tensor):
         yield _Pair(here, saved, live)
     elif isinstance(saved, np.ndarray | np.generic) and isinstance(live, np.ndarray | np.generic):
         if saved.dtype != live.dtype or saved.shape != live.shape or saved.tobytes() != live.tobytes():

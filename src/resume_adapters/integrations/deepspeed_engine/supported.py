@@ -10,6 +10,7 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from resume_adapters.core.recovery.attempt import running_attempt
 from resume_adapters.core.requirements import refuse, require_version
+from resume_adapters.core.session.layout import Layout
 from resume_adapters.integrations.deepspeed_engine.recovery import require_reenterable
 
 require_version("deepspeed", deepspeed.__version__, "0.19.8", extra="deepspeed")
@@ -29,7 +30,6 @@ def require_supported(engine: Any, run_dir: str) -> None:
         "a PipelineModule's engine has a loop of its own": isinstance(engine, PipelineEngine),
         "the engine has no optimizer": engine.basic_optimizer is None,
         "layers of experts (MoE) are saved in files of their own, which is not supported": engine.has_moe_layers,
-        "model parallelism divides the files, which is not supported": engine.mp_world_size > 1,
         f"{optimizer} forgets its error feedback whenever it is loaded": optimizer in _FORGETFUL,
         "offload to NVMe leaves state in the swap files": engine.zero_nvme_offload_optimizer(),
         "zenflow and super_offload step in another thread": bool(engine.zenflow or engine.super_offload()),
@@ -41,5 +41,6 @@ def require_supported(engine: Any, run_dir: str) -> None:
         f"DeepSpeed takes *, ? and [ in {run_dir!r} for a pattern when it loads": bool(set(run_dir) & set("*?[")),
     }
     refuse(refused)
+    Layout({"model parallelism": engine.mp_world_size, "sequence parallelism": engine.sequence_parallel_size})
     if running_attempt() is not None:
         require_reenterable(engine)
