@@ -63,10 +63,12 @@ class ScriptVariables:
             for scope, held in scopes.items()
             for name, each in held.items()
         }
-        self._start = self._look(scopes)
+        self._start = self._look(scopes, ())  # what hangs on loaders is left out at the save: they take 0.1 s to find
 
     def compare(self) -> None:
         """Look again, before the first two saves of a launch and ever fewer of the later ones; within the loop."""
+        from torch.utils.data import DataLoader
+
         self._saves += 1
         if self._saves & (self._saves - 1) or not self._held:  # the 1st, 2nd, 4th, 8th
             return
@@ -75,7 +77,7 @@ class ScriptVariables:
             scope: {name: each for name, each in held.items() if self._held.get((scope, name)) in (id(each), _ANY)}
             for scope, held in scopes.items()
         }
-        for path, leaf in self._start.changed(self._look(same)).items():
+        for path, leaf in self._start.changed(self._look(same, instances(DataLoader))).items():
             is_content = leaf.kind in _CONTENT or type(paths.get(same, path)) in CONTAINERS
             if is_content and _is_of_the_script(same, path):
                 name, text = _shown(same, path)
@@ -92,10 +94,8 @@ class ScriptVariables:
         found = {name: text for name, text in self._found.items() if name.rpartition(".")[2] not in restored}
         return [text for name, text in found.items() if name not in names]
 
-    def _look(self, scopes: Mapping[str, Any]) -> Census:
-        from torch.utils.data import DataLoader
-
-        saved = [*_held_by([*self._saved(), *instances(DataLoader)])]
+    def _look(self, scopes: Mapping[str, Any], loaders: Iterable[Any]) -> Census:
+        saved = [*_held_by([*self._saved(), *loaders])]
         return walk.take(Subjects(roots=scopes, captured=saved, foreign=_LIBRARIES), time.perf_counter)
 
 
