@@ -50,7 +50,7 @@ class AskedSaves:
 
     def look(self) -> None:
         """Tell the ranks that wait that this one has gone on; called once a second, on the thread of the monitor."""
-        with contextlib.suppress(RuntimeError):  # the rank that holds the store has ended
+        with contextlib.suppress(RuntimeError, ValueError):  # the rank with the store, or the group, has ended
             store = self._store()
             meeting = store.get("asked").decode() if store.check(["asked"]) else ""
             if meeting and self.begun > int(meeting.partition("/")[2]):
