@@ -43,6 +43,7 @@ class _Recording(LocalStorage):
     """A local disk that logs each operation."""
 
     def __init__(self, directory: Path) -> None:
+        super().__init__()
         self.directory = directory
         self.operations: list[Operation] = []
 
@@ -50,7 +51,7 @@ class _Recording(LocalStorage):
         begun = time.perf_counter()
         result = work()
         seconds = time.perf_counter() - begun
-        relative = path.relative_to(self.directory).as_posix() if path != self.directory else "."
+        relative = path.relative_to(self.directory).as_posix() if path.is_relative_to(self.directory) else "."
         waiting = threading.current_thread() is threading.main_thread()
         self.operations.append(Operation(name, relative, seconds, waiting))
         return result
@@ -92,8 +93,9 @@ def measure(directory: Path) -> list[Operation]:
     for step in (10, 20):
         storage.operations = []
         _save(run, storage, step, content)
+    operations = storage.operations.copy()
     run.close()
-    return storage.operations
+    return operations
 
 
 def _save(run: ResumableRun, storage: _Recording, step: int, content: bytes) -> None:

@@ -36,7 +36,7 @@ _FIRST = 60
 _PHASES = {
     "begin": ("begin: it says that\nit is pending", "#aab7c4"),
     "framework": ("the framework's own files", "#5d8aa8"),
-    "state": ("what is added: random state, position, parts", "#2e86ab"),
+    "state": ("what is added: random state, position, parts;\nthen it gets its name", "#2e86ab"),
     "proof": ("force each file onto the disk,\nand take its digest", "#e0a458"),
     "manifest": ("the\nmanifest", _RED),
     "publish": ("latest,\njournal", "#7fb685"),
@@ -123,7 +123,7 @@ def _phase(former: str, operation: Operation) -> str:
     if name == "framework":
         found = name
     elif operation.waiting:
-        found = "state" if name == "write" and path.startswith("checkpoint") else "begin"
+        found = "state" if name == "write" and not path.endswith("pending") else "begin"
     elif "remove-" in path:
         found = "retention"
     elif "manifest" in path:

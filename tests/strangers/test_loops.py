@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,6 +27,18 @@ LIGHTNING = (
 
 def needs(framework: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(importlib.util.find_spec(framework) is None, reason=f"needs {framework}")
+
+
+@pytest.fixture(autouse=True)
+def _operators(request: pytest.FixtureRequest) -> None:
+    if any(each.kwargs["reason"] == "needs deepspeed" for each in request.node.iter_markers("skipif")):
+        _compile_operators()
+
+
+@functools.cache
+def _compile_operators() -> None:
+    """Compile DeepSpeed's operators, which takes minutes on a loaded machine, before a launch has a time limit."""
+    subprocess.run([sys.executable, "-c", "import deepspeed_operators"], cwd=HERE.parent, check=True)
 
 
 @needs("accelerate")

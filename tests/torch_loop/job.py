@@ -57,8 +57,12 @@ DEFAULTS: dict[str, Any] = {
     "zero": False,
     "save_every": 5,
     "load": None,
+    "asks": None,
     "options": {},
 }
+
+
+ASKED_AT = 3
 
 
 def network() -> torch.nn.Module:
@@ -210,6 +214,10 @@ class Job:
 
     def count(self) -> None:
         self.run.step(loss=self.loss)
+        if self.synced and CONFIG["asks"] == "save" and self.run.global_step == ASKED_AT and RANK == 1:
+            self.run.save()
+        if self.synced and CONFIG["asks"] == "best" and self.run.global_step == ASKED_AT:
+            self.run.best(float("nan") if RANK else 1.0)
         if self.synced:
             event("step_end", self.run.global_step)
 

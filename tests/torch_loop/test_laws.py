@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +185,16 @@ def test_a_different_number_of_processes_that_draw_their_batches_is_refused(
 def test_processes_with_different_models_are_refused_at_the_first_save(bench: contract.Bench, tmp_path: Path) -> None:
     outcome = bench.run(tmp_path, {"stages": True, "wrap": False, "apart": True}, ranks=2)
     assert 1 in outcome.statuses and "the processes train different models" in outcome.output, outcome.output
+
+
+@pytest.mark.parametrize("asks", often({"save": {}, "best": {}}, "save"))
+def test_a_save_that_one_process_asks_for_is_refused_before_it_hangs(
+    asks: str, bench: contract.Bench, tmp_path: Path
+) -> None:
+    began = time.monotonic()
+    outcome = bench.run(tmp_path, {"asks": asks}, ranks=2)
+    assert time.monotonic() - began < 100, "it may not wait until a group of the training gives up"
+    assert "asks for a checkpoint after step 3, and not on every process" in outcome.output, outcome.output
 
 
 @pytest.mark.parametrize("config", often({"loader": {}, "drawn": {}}, "drawn"))

@@ -194,7 +194,7 @@ class AccelerateFramework(LoopFramework):
         if self.accelerator.scaler is not None:
             found["scaler"] = self.accelerator.scaler
         if self.registered:
-            found["registered"] = StatefulGroup(self._registered, pair=self._registered.pair)
+            found["registered"] = StatefulGroup(self._registered, announce=self._registered.log_order)
         return found
 
     def subjects(self) -> Subjects:

@@ -90,9 +90,9 @@ def of_shards(files: CheckpointFiles) -> Iterator[dict[str, Weight]]:
         CheckpointDamaged: an index or a shard cannot be read.
         UnsupportedSetting: no index names weights of a model.
     """
-    with distributed_metadata.reading(files):
-        for name in files.with_name(distributed_metadata.NAME):
-            if found := _of_index(files.require(name).parent):
+    with distributed_metadata.reading(files) as indexes:
+        for name, index in indexes.items():
+            if found := _of_index(files.require(name).parent, index):
                 yield found
                 return
     raise UnsupportedSetting(
@@ -101,13 +101,11 @@ def of_shards(files: CheckpointFiles) -> Iterator[dict[str, Weight]]:
     )
 
 
-def _of_index(directory: Path) -> dict[str, Weight]:
+def _of_index(directory: Path, index: Any) -> dict[str, Weight]:
     import torch
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
     from torch.distributed.checkpoint.state_dict_loader import load
-
-    index = FileSystemReader(directory).read_metadata()
 
     class Reader(FileSystemReader):
         def read_metadata(self, *_: Any, **__: Any) -> Any:

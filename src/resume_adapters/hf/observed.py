@@ -41,27 +41,22 @@ def subjects(trainer: Any) -> Subjects:
         "model": trainer.model,
         "trainer": trainer,
         **{f"callbacks.{name}.{names[:at].count(name)}": callbacks[at] for at, name in enumerate(names)},
-        "eval_dataset": trainer.eval_dataset,
     }
     captured = [
         *(trainer.model, trainer.model_wrapped, trainer.optimizer, trainer.lr_scheduler, trainer.accelerator),
         *(trainer.args, trainer.state, trainer.control, trainer.callback_handler, *trainer.callback_handler.callbacks),
+        trainer.eval_dataset,  # what changes on it is captured where it is read
     ]
     groups = [] if trainer.optimizer is None else trainer.optimizer.param_groups  # it is made after the first look
     trained = [each for group in groups for each in group["params"]]
     return Subjects(
-        roots={name: root for name, root in roots.items() if root is not None and not _is_of_datasets(root)},
+        roots=roots,
         captured=captured,
         ignored=IGNORED,
         foreign=FOREIGN,
-        read_ahead=frozenset(("eval_dataset",)),
         trained=trained,
         stepped=[] if trainer.is_deepspeed_enabled else trained,  # the engine keeps buffers for gradients there
     )
-
-
-def _is_of_datasets(root: Any) -> bool:
-    return type(root).__module__.startswith("datasets.")  # what changes on these follows from the pass
 
 
 def _is_saved(callback: Any) -> bool:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import random
 import runpy
 from collections import deque
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
+import resume_adapters
 from resume_adapters.core.observed.variables import ScriptVariables
 
 from plain_torch import Launch
@@ -54,6 +58,21 @@ NAMED: dict[str, tuple[str, str, list[str]]] = {
         "weigh(); add(); Meter().update()",
         ["`best` (a int)", "`weigh.calls` (a int)", "`count` (a int)", "`Meter.total` (a int)"],
     ),
+    "iterators, and what holds one": (
+        "def stream():\n    for each in DataLoader([1, 2, 3, 4]):\n        yield each\n"
+        "class Trainer:\n    pass\nit = Trainer()\nit.batches, it.own = iter(DataLoader([1, 2, 3, 4])), stream()\n"
+        "order, words, rest = itertools.count(), enumerate(['a', 'b', 'c', 'd']), iter([1, 2])",
+        "next(it.batches), next(it.own), next(order), next(words)",
+        [
+            *("`it.batches` (of a Trainer)", "`it.own` (of a Trainer)", "`order` (a count)"),
+            "`words` (a enumerate)",
+        ],
+    ),
+    "nothing of an iterator over the batches of a run": (
+        "batches = enumerate(given())",
+        "next(batches)",
+        [],
+    ),
     "nothing that its functions only read, or set anew": (
         "last = 0\ndef loss():\n    global last\n    last = random.random()\n    return last",
         "loss()",
@@ -84,7 +103,20 @@ NAMED: dict[str, tuple[str, str, list[str]]] = {
     "nothing that is saved": ("ema = saved[0].inner", "ema.add_(1.0)", []),
 }
 
-NAMES = {"torch": torch, "np": np, "random": random, "deque": deque, "DataLoader": DataLoader}
+OWN_FILE = f"{Path(resume_adapters.__file__).parent}/given.py"
+OWN: dict[str, Any] = {}
+exec(compile("def given():\n    yield from [1, 2, 3, 4]", OWN_FILE, "exec"), OWN)
+
+NAMES = {
+    "given": OWN["given"],
+    "functools": functools,
+    "itertools": itertools,
+    "torch": torch,
+    "np": np,
+    "random": random,
+    "deque": deque,
+    "DataLoader": DataLoader,
+}
 
 
 class Part:

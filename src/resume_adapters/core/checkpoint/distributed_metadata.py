@@ -66,22 +66,25 @@ def load(file: BinaryIO) -> Any:
     return _Unpickler(file).load()
 
 
-def _require_indexes(files: CheckpointFiles) -> None:
-    """Check the indexes of a checkpoint, with torch's own reader: what they name are files of the checkpoint.
+def _indexes(files: CheckpointFiles) -> dict[str, Any]:
+    """Read the indexes of a checkpoint, with torch's own reader: what they name are files of the checkpoint.
 
     Raises:
         CheckpointDamaged: one cannot be read, or loading it freely could run code; or it names another file.
     """
     from torch.distributed.checkpoint.filesystem import FileSystemReader
 
+    found: dict[str, Any] = {}
     for name in files.with_name(NAME):
         try:
-            shards = FileSystemReader(files.require(name).parent).read_metadata().storage_data or {}
+            found[name] = FileSystemReader(files.require(name).parent).read_metadata()
+            shards = found[name].storage_data or {}
             named = {posixpath.join(posixpath.dirname(name), each.relative_path) for each in shards.values()}
         except _MALFORMED as error:
             raise CheckpointDamaged(f"{name} cannot be read: {error}", path=files.checkpoint) from error
         for each in sorted(named):
             files.require(each)
+    return found
 
 
 _MALFORMED = (
@@ -92,15 +95,17 @@ _MALFORMED = (
 
 
 @contextlib.contextmanager
-def reading(files: CheckpointFiles) -> Iterator[None]:
+def reading(files: CheckpointFiles) -> Iterator[dict[str, Any]]:
     """Return the context in which torch reads the indexes of a checkpoint through the list, and the rest as data.
+
+    It is given the indexes by name.
 
     Raises:
         CheckpointDamaged: an index cannot be read, or loading it freely could run code; or torch could not load.
     """
     with safe_load.data_only(safe_load.data_classes()):
         if not files.with_name(NAME):
-            yield
+            yield {}
             return
         from torch.distributed.checkpoint import filesystem
         from torch.distributed.checkpoint.api import CheckpointException
@@ -109,8 +114,7 @@ def reading(files: CheckpointFiles) -> Iterator[None]:
         listed = types.SimpleNamespace(**{**vars(pickle), "load": load})
         try:
             with replaced(filesystem, "pickle", listed):
-                _require_indexes(files)
-                yield
+                yield _indexes(files)
         except CheckpointException as error:
             found = f"{files.checkpoint.name} cannot be read by torch.distributed.checkpoint: {error}"
             raise CheckpointDamaged(found, path=files.checkpoint) from error

@@ -102,6 +102,7 @@ class Fetch(NamedTuple):
     Attributes:
         number: its number in the pass.
         before: the random state before the fetch, and what has changed on the dataset; ``None`` with workers.
+            :func:`_saved` makes what a position holds of it.
         worker: the worker that fetched it; ``None`` without workers.
         worker_state: the worker's random state after the fetch.
     """
@@ -254,15 +255,13 @@ class FetchLog:
 
     def note(self, indices: Any) -> None:
         """Note the indices of the batch that a later launch is to fetch again; in workers it is known by its number."""
-        self.check.note(indices, lambda: None if self._has_workers else self._before())
+        self.check.note(indices, lambda: None if self._has_workers else _saved(self._before()))
 
     def _before(self) -> dict[str, Any]:
-        """Return what a fetch in this process may draw from or change, as :attr:`LoaderPosition.rng_before` has it."""
-        generators = self.generators
-        registered = rng.capture_generators(generators) if generators else {}
+        """Return what a fetch in this process may draw from or change."""
+        before = {"cpu": capture_cpu(), "registered": rng.capture_generators(self.generators)}
         content = self._content.capture()
-        tree = {"cpu": rng.cpu_to_tree(capture_cpu()), "registered": registered}
-        return {**tree, "content": content} if content else tree
+        return {**before, "content": content} if content else before
 
     def _watch(self, before: dict[str, Any] | None, worker_state: Any, worker: int | None) -> None:
         """Look whether one of the first fetches drew random numbers or changed an object."""
@@ -270,7 +269,7 @@ class FetchLog:
         if not self._has_drawn and self.fetched > self._begun:  # in the first of a pass, the sampler may draw
             former, now = self._last_state_of(worker), worker_state
             if before is not None:
-                former, now = before["cpu"], rng.cpu_to_tree(capture_cpu())
+                former, now = rng.cpu_to_tree(before["cpu"]), rng.cpu_to_tree(capture_cpu())
             if former is not None:
                 self._watched += 1
                 self._has_drawn = encoding.digest_of(former) != encoding.digest_of(now)
@@ -313,7 +312,7 @@ class FetchLog:
             start=start,
             prefetched=ahead,
             sampler=sampler,
-            rng_before=[fetch.before for fetch in prefetched if fetch.before is not None],
+            rng_before=[_saved(fetch.before) for fetch in prefetched if fetch.before is not None],
             proof=None if digest is None else [self.fetched - 1, digest],
             elastic=(self.elastic.end() if ended else self.elastic.position(consumed, start)) if self.elastic else None,
             as_made=as_made,
@@ -332,8 +331,7 @@ class FetchLog:
         self, spawn: dict[str, Any] | None, pool: dict[int, Any], process: Mapping[str, Any]
     ) -> LoaderPosition:
         """Return the position between two passes, with these states of workers."""
-        loader, generators = self._loader, self.generators
-        registered = rng.capture_generators(generators) if generators else {}
+        loader, registered = self._loader, rng.capture_generators(self.generators)
         return LoaderPosition(
             ended=True,
             consumed=0,
@@ -391,7 +389,7 @@ class FetchLog:
     def fetch_again(self, batch: CheckBatch) -> Any:
         """Return a batch that another launch has fetched, as it is in this one. The random state stays as it is."""
         loader = self._loader
-        now = self._before()
+        now = _saved(self._before())
         self.restore_before(batch.before)
         try:
             return batch.fetched_from(loader.dataset, loader.collate_fn, makes_batches=makes_batches(loader))
@@ -409,6 +407,11 @@ class FetchLog:
         known = [(fetch.number, fetch.worker or 0) for fetch in self._recent if fetch.number <= consumed]
         rounds = [index for (_, last), (index, worker) in itertools.pairwise(known) if worker <= last]
         return max(rounds, default=self._begun)
+
+
+def _saved(before: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what was before a fetch as :attr:`LoaderPosition.rng_before` has it."""
+    return {**before, "cpu": rng.cpu_to_tree(before["cpu"])}
 
 
 def batch_size(loader: Any) -> int | None:

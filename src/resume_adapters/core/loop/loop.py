@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
+from resume_adapters.core.loop.asked import AskedSaves
 from resume_adapters.core.loop.checkpointing import LoopCheckpointing, LoopRankState
 from resume_adapters.core.loop.framework import LoopFramework, Resumed
 from resume_adapters.core.loop.guard import LoopGuard
@@ -65,8 +66,11 @@ class ResumableLoop:
         self._each_epoch = each_epoch
         self._resumed: Resumed | None = None
         self._extent = Extent(None, None)
-        self._due = self._is_due_in_memory = False
-        self._holds = self._checkpointing.holds
+        self._due = self._is_due_in_memory = self._is_asked = False
+        self._asked = AskedSaves()
+        if run.ranks.world_size > 1:
+            run.steps.duties["tell who waits for a save"] = self._asked.look
+        self._holds = self._session.held is not None
         self._has_moved = False
         self._is_in_steps = False
         self._is_accumulating = False
@@ -277,12 +281,12 @@ class ResumableLoop:
             if passes.begins_round(open_pass):
                 if counted == guard.counted and steps < guard.steps:
                     guard.count_uncounted()
-                if self._due or self._is_due_in_memory or self._holds:
-                    self._end_of_body(open_pass)
+                self._end_of_body(open_pass)
             if self._is_through():
                 return
 
     def _begin_body(self) -> None:
+        self._asked.begun += 1
         if self._holds or not self._session.has_begun:
             self._session.begin_step()
 
@@ -347,12 +351,15 @@ class ResumableLoop:
     def save(self, reason: str = "requested") -> None:
         """Save a checkpoint when the body of the loop ends; outside of it, now.
 
-        While gradients are accumulated it is saved after the step that uses them.
+        While gradients are accumulated it is saved after the step that uses them. Every rank calls it.
 
         Args:
             reason: the reason in the manifest and in ``resume-adapters ls``.
+
+        Raises:
+            UnsupportedSetting: another rank has gone on without, as where it is called below ``if rank == 0``.
         """
-        self._due = True
+        self._is_asked = True
         self._session.set_reason(reason)
         if not self._is_in_body:
             self._end_of_body()
@@ -386,22 +393,30 @@ class ResumableLoop:
         Args:
             asked: the loader that is asked for its next batch now; ``None`` where none is.
         """
-        is_due = self._due or self._is_due_in_memory
-        is_within = self._is_accumulating or self._passes.is_ahead or self._framework.is_accumulating()
-        if not (is_due or self._holds) or is_within:
+        is_due = self._due or self._is_asked or self._is_due_in_memory
+        if not (is_due or self._holds) or self._is_accumulating:
+            return
+        if self._passes.is_ahead or self._framework.is_accumulating():
             return
         self._checkpointing.keep(self.epoch, self.global_step)
         if is_due:
             if asked is not None and not self._is_through():
                 asked.fetch_ahead()
-            self._save(to_memory=not self._due)
+            # Where steps or the clock say it, all ranks know; and a restartable block notices a hang by itself.
+            is_agreed = self._due or (self._is_asked and (self._holds or self._run.ranks.world_size == 1))
+            if not is_agreed and self._is_due_in_memory:
+                self._save(to_memory=True)
+            if not is_agreed and self._is_asked:
+                self._asked.meet(self.global_step)
+            if self._due or self._is_asked:
+                self._save()
             if self._session.stopping:
                 self._run.leave(self.global_step, self._fraction())
 
     def _save(self, *, to_memory: bool = False) -> None:
         self._is_due_in_memory = False
         if not to_memory:
-            self._due = self._has_moved = False
+            self._due = self._is_asked = self._has_moved = False
         self._checkpointing.save(self.epoch, self.global_step, to_memory=to_memory)
 
     def _fraction(self) -> float:

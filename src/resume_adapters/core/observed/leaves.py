@@ -53,13 +53,15 @@ def state_of(value: Any) -> Any:
 
 
 def can_be_made(type_then: str, saved: Any, kind: LeafKind) -> bool:
-    """Return whether :func:`restore` makes what was captured where it is not there yet: a random generator.
+    """Return whether :func:`restore` makes what was captured where it is not there yet: a buffer, a random generator.
 
     Args:
         type_then: the name of the type that it had.
         saved: what :func:`capture` returned, after decoding.
         kind: how it was captured.
     """
+    if kind is LeafKind.TENSOR:
+        return type_then == "Tensor"
     return kind is LeafKind.STATEFUL and generator_of(type_then, saved) is not None
 
 
@@ -88,6 +90,10 @@ def restore(
         _assign(get(roots, path.owner), path.steps[-1], generator_of(type_then, saved))
     elif kind is LeafKind.STATEFUL:
         (GeneratorState(live) if is_generator(live) else live).load_state_dict(saved)
+    elif live is ABSENT and kind is LeafKind.TENSOR:  # a buffer that the first forward makes, where it finds none
+        beside = roots[path.root].parameters() if hasattr(roots[path.root], "parameters") else ()
+        made = next((saved.to(each.device) for each in beside), saved)
+        get(roots, path.owner).register_buffer(path.steps[-1].key, made, persistent=False)
     elif kind is LeafKind.TENSOR:
         live.data.copy_(saved)
     elif path.steps[-1].kind == "requires_grad":

@@ -16,9 +16,11 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from resume_adapters.core.state.untouched import has_attributes, is_a
+from resume_adapters.core.state.untouched import is_a
 
-_NOT_THE_SCRIPT = (str(Path(__file__).parents[2]), str(Path(ast.__file__).parent), "<")
+PACKAGE = str(Path(__file__).parents[2])
+
+_NOT_THE_SCRIPT = (PACKAGE, str(Path(ast.__file__).parent), "<")
 """How the files of this package and of Python begin, and what has no file."""
 
 _CLOCKS = ("time.", "time(", "perf_counter", "monotonic", "now(")
@@ -96,11 +98,6 @@ def _is_of_script(file: str) -> bool:
     return not file.startswith(_NOT_THE_SCRIPT) and "site-packages" not in Path(file).parts
 
 
-def is_of_class_of_script(each: Any) -> bool:
-    """Return whether an object with attributes is of a class of the script."""
-    return is_code_of_script(type(each)) and has_attributes(each)
-
-
 def is_code_of_script(each: Any) -> bool:
     """Return whether a class or a function is of the script."""
     return _is_of_script(getattr(sys.modules.get(getattr(each, "__module__", None) or ""), "__file__", None) or "<")
@@ -122,7 +119,7 @@ def _carried_at(place: Place) -> Iterator[str]:
     run = _receiver(loops[-1], place.line)
     values: dict[str, ast.expr] = {}
     lines: dict[str, int] = {}
-    for node in _leading_to(scope, place.line):
+    for node in _within(scope, place.line):
         for name, value in _assignments(node) if getattr(node, "lineno", place.line) < loops[-1].lineno else ():
             values[name], lines[name] = value, getattr(node, "lineno", 0)
     for name in [each for each in values if each in place.data]:
@@ -183,25 +180,21 @@ def _holds(node: ast.stmt, line: int) -> bool:
     return first <= line <= _end(node)
 
 
-def _within(scope: ast.AST) -> Iterator[ast.AST]:
-    """Yield the statements and expressions of a function or a module, outermost first, but not of functions in it."""
-    for node in ast.iter_child_nodes(scope):
-        yield node
-        if not isinstance(node, _SCOPES):
-            yield from _within(node)
+def _within(scope: ast.AST, line: int = 0) -> Iterator[ast.AST]:
+    """Yield the statements and expressions of a function or a module, outermost first, but not of functions in it.
 
-
-def _leading_to(scope: ast.AST, line: int) -> Iterator[ast.AST]:
-    """Yield what :func:`_within` does, without the branches of conditions that exclude the one with the line."""
+    Args:
+        line: leave out the branches of conditions that exclude the one with this line.
+    """
     children = list(ast.iter_child_nodes(scope))
-    if isinstance(scope, ast.If):
+    if line and isinstance(scope, ast.If):
         arms = [scope.body, scope.orelse]
         there = [arm for arm in arms if any(_holds(node, line) for node in arm)]
         children = [scope.test, *(node for arm in there or arms for node in arm)]
     for node in children:
         yield node
         if not isinstance(node, _SCOPES):
-            yield from _leading_to(node, line)
+            yield from _within(node, line)
 
 
 def _assignments(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:

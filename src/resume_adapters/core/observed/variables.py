@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import dis
 import functools
+import gc
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from types import BuiltinMethodType, CodeType, FrameType, FunctionType, MethodType, ModuleType
+from types import BuiltinMethodType, CodeType, FrameType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
 from resume_adapters.core.observed import paths, walk
@@ -19,15 +20,15 @@ from resume_adapters.core.observed.instances import instances
 from resume_adapters.core.observed.leaves import LeafKind, is_array
 from resume_adapters.core.observed.paths import Path, is_module, submodules, type_name
 from resume_adapters.core.observed.script import (
+    PACKAGE,
     is_code_of_script,
-    is_of_class_of_script,
     rebound,
     release,
     script_frames,
 )
-from resume_adapters.core.observed.walk import CONTAINERS, Census, Subjects, has_state
+from resume_adapters.core.observed.walk import CONTAINERS, Census, Subjects, has_state, is_loader_iterator
 from resume_adapters.core.state.rng import is_generator
-from resume_adapters.core.state.untouched import attributes, is_a
+from resume_adapters.core.state.untouched import attributes, has_attributes, is_a
 
 _DEEP = 4
 """Objects through which something is held by what others save: a transform by a dataset, that by a loader."""
@@ -63,10 +64,12 @@ class ScriptVariables:
             for scope, held in scopes.items()
             for name, each in held.items()
         }
-        self._start = self._look(scopes)
+        self._start = self._look(scopes, ())  # what hangs on loaders is left out at the save: they take 0.1 s to find
 
     def compare(self) -> None:
         """Look again, before the first two saves of a launch and ever fewer of the later ones; within the loop."""
+        from torch.utils.data import DataLoader
+
         self._saves += 1
         if self._saves & (self._saves - 1) or not self._held:  # the 1st, 2nd, 4th, 8th
             return
@@ -75,9 +78,11 @@ class ScriptVariables:
             scope: {name: each for name, each in held.items() if self._held.get((scope, name)) in (id(each), _ANY)}
             for scope, held in scopes.items()
         }
-        for path, leaf in self._start.changed(self._look(same)).items():
-            is_content = leaf.kind in _CONTENT or type(paths.get(same, path)) in CONTAINERS
-            if is_content and _is_of_the_script(same, path):
+        for path, leaf in self._start.changed(self._look(same, instances(DataLoader))).items():
+            live = paths.get(same, path)
+            if (leaf.kind in _CONTENT or type(live) in CONTAINERS or _is_carried(live)) and _is_of_the_script(
+                same, path
+            ):
                 name, text = _shown(same, path)
                 self._found.setdefault(name, text)
 
@@ -92,10 +97,8 @@ class ScriptVariables:
         found = {name: text for name, text in self._found.items() if name.rpartition(".")[2] not in restored}
         return [text for name, text in found.items() if name not in names]
 
-    def _look(self, scopes: Mapping[str, Any]) -> Census:
-        from torch.utils.data import DataLoader
-
-        saved = [*_held_by([*self._saved(), *instances(DataLoader)])]
+    def _look(self, scopes: Mapping[str, Any], loaders: Iterable[Any]) -> Census:
+        saved = [*_held_by([*self._saved(), *loaders])]
         return walk.take(Subjects(roots=scopes, captured=saved, foreign=_LIBRARIES), time.perf_counter)
 
 
@@ -155,11 +158,20 @@ def _variables(frame: FrameType) -> dict[str, Any]:
 
 def _may_hold(value: Any) -> bool:
     """Return whether an object can change and keep its identity, and is no machinery of a library."""
-    if type(value) in CONTAINERS or is_array(value) or is_generator(value):
+    if type(value) in CONTAINERS or is_array(value) or is_generator(value) or _is_carried(value):
         return True
     if type(value) in _CODE:
         return is_code_of_script(value)
-    return is_module(value) or has_state(value) or is_of_class_of_script(value)
+    return is_module(value) or has_state(value) or (is_code_of_script(type(value)) and has_attributes(value))
+
+
+def _is_carried(value: Any) -> bool:
+    """Return whether a value is an iterator whose place nobody saves: of Python or of a loader, not over a run's."""
+    if not is_a(value, Iterator) or (has_attributes(value) and not is_loader_iterator(value)):
+        return False
+    held = [value, *gc.get_referents(value)]
+    held += [inner for each in held if type(each) is tuple for inner in each]  # ``zip`` has one
+    return not any(type(each) is GeneratorType and each.gi_code.co_filename.startswith(PACKAGE) for each in held)
 
 
 def _is_of_the_script(roots: Mapping[str, Any], path: Path) -> bool:

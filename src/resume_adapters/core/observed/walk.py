@@ -83,7 +83,6 @@ class Subjects:
         ignored: what is not looked at, each with the reason: a path such as ``"trainer.deepspeed"``, or ``"*.name"``
             for attributes of that name anywhere.
         foreign: prefixes of modules whose objects are not entered.
-        read_ahead: names of the roots that change when batches are fetched, not when they are used.
         trained: tensors that an optimizer updates. Where a walk finds one, training will change it, if not yet.
         stepped: those of them whose gradients are captured where one step leaves them for a later one.
         unnamed: why further objects of the training are not looked at, though nobody captures them.
@@ -98,7 +97,6 @@ class Subjects:
     unsaved: Iterable[Any] = ()
     ignored: Mapping[str, str] = field(default_factory=dict)
     foreign: tuple[str, ...] = ()
-    read_ahead: frozenset[str] = frozenset()
     trained: Iterable[Any] = ()
     stepped: Iterable[Any] = ()
     unnamed: Sequence[str] = ()
@@ -192,7 +190,7 @@ def trained(subjects: Subjects, walked: Census) -> dict[Path, Leaf]:
     return {path: leaf for path, leaf in tensors.items() if id(get(subjects.roots, path)) in updated}
 
 
-def made(subjects: Subjects, before: Census, start: Census) -> set[Path]:
+def made(before: Census, start: Census) -> set[Path]:
     """Return the paths of tensors, and of data with tensors, that came between two censuses: maybe copies of weights.
 
     Args:
@@ -200,7 +198,7 @@ def made(subjects: Subjects, before: Census, start: Census) -> set[Path]:
         start: taken before its first step.
     """
     new = {path: leaf for path, leaf in start.leaves.items() if leaf != before.leaves.get(path)}
-    found = {path for path, leaf in new.items() if leaf.arrays and path.root not in subjects.read_ahead}
+    found = {path for path, leaf in new.items() if leaf.arrays}
     return {path for path in found if not any(path.is_below(each) for each in before.left_out)}
 
 

@@ -55,10 +55,6 @@ _MADE_LATE = (
     "was made after the first step had begun: a resume makes it again, from what is there then. Make it before the "
     "first step, or register it with {}(...)"
 )
-_READ_AHEAD = (
-    "changes when batches are read: after a resume it starts over. A cache may; what shapes a batch must follow from "
-    "its index or from the random state"
-)
 """Why a value is not restored, and what to do."""
 
 
@@ -167,7 +163,7 @@ class ObservedState:
             self._restore_all(subjects)
         self._start = walk.take(subjects, self._clock)
         if self._before is not None:
-            self._made = walk.made(subjects, self._before, self._start)
+            self._made = walk.made(self._before, self._start)
         self._watching.callback(watch_steps(self._after_step))
 
     def close(self) -> None:
@@ -233,7 +229,7 @@ class ObservedState:
             return f"expected a {leaf.owner} that holds it, found {_described(owner)}"
         if type_name(live) not in expected or (live is ABSENT and isinstance(owner, list)):
             return f"expected a {' or '.join(dict.fromkeys(expected))} there, found {_described(live)}"
-        if kind is LeafKind.TENSOR and (live.shape, live.dtype) != (value.shape, value.dtype):
+        if kind is LeafKind.TENSOR and live is not ABSENT and (live.shape, live.dtype) != (value.shape, value.dtype):
             return (
                 f"expected {value.dtype} {tuple(value.shape)}, as it was saved, found {live.dtype} {tuple(live.shape)}"
             )
@@ -293,11 +289,10 @@ class ObservedState:
                 continue
             if leaf.kind is LeafKind.TENSOR:
                 for each in walk.tensors_with(subjects, path):
-                    self._observed.setdefault(each, _found(each, leaf.kind, leaf.type, in_place=True))
+                    former = leaf.type if each in self._start.leaves else type_name(ABSENT)
+                    self._observed.setdefault(each, _found(each, leaf.kind, former, in_place=True))
                 continue
-            if path.root in subjects.read_ahead:
-                self._name(path, leaf.type, _READ_AHEAD, "data")
-            elif leaf.kind is LeafKind.MODULE:
+            if leaf.kind is LeafKind.MODULE:
                 self._name(path, leaf.type, _MADE_LATE)
             elif leaf.kind is LeafKind.OPAQUE:
                 self._name(path, leaf.type)
@@ -315,8 +310,8 @@ class ObservedState:
                 path = Path(_STEPPED).to("[]", index).to("grad", "grad")
                 self._observed[path] = _found(path, LeafKind.DATA, type_name(ABSENT), in_place=False)
 
-    def _name(self, path: Path, kind: str, why: str = _NOT_DATA, part: str = "observed") -> None:
-        self._missing[path] = Entry(part, "missing", f"{path}, a {kind}, {why.format(self._registers)}")
+    def _name(self, path: Path, kind: str, why: str = _NOT_DATA) -> None:
+        self._missing[path] = Entry("observed", "missing", f"{path}, a {kind}, {why.format(self._registers)}")
 
     def add_missing(self, part: str, note: str) -> None:
         """Name what a resume will lack, with the part that it belongs to."""

@@ -62,6 +62,7 @@ class StepControl:
     Attributes:
         flag: this rank's stop flag.
         deadline: when the run is ended from outside, if that is known.
+        duties: further ones of the monitor's, set before :meth:`begin`.
     """
 
     def __init__(self, context: RunContext, refresh: Callable[[], None]) -> None:
@@ -71,6 +72,7 @@ class StepControl:
         self.flag = context.flag
         self._done: tuple[int, float, int | None] = (0, 0.0, None)
         self.deadline: Deadline | None = None
+        self.duties: dict[str, Callable[[], None]] = {}
         self._ranks = ranks
         self._control = context.control
         self._cadence = cadence
@@ -313,6 +315,7 @@ class StepControl:
             "look for the launcher": self._look_for_launchers,
             "look at the walltime": self._look_at_deadline,
             "announce a stop": self._announce_stop,
+            **self.duties,
         }
         if not is_leader:
             return of_all

@@ -227,6 +227,8 @@ def _progress(iterator: Any) -> list[Any]:
             found.append(inspect.getgeneratorstate(each))
         elif type(each) in _ASKING:
             found.append(each.__reduce__()[-1])
+        elif has_attributes(each):
+            found.append(attributes(each).get("_num_yielded"))  # seam: torch 2.13, a pass over a DataLoader
         elif is_a(each, Iterator):
             found += [operator.length_hint(each, -1), _printed(each)]
         for held in gc.get_referents(each):
@@ -248,7 +250,7 @@ def _has_progress(value: Any) -> bool:
         return True
     if type(value) is tuple:
         return len(value) < _ITERATORS
-    return is_a(value, Iterator) and not has_attributes(value)
+    return is_a(value, Iterator) and (not has_attributes(value) or "_num_yielded" in attributes(value))
 
 
 def _bytes(value: Any) -> Any:

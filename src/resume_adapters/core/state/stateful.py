@@ -97,12 +97,12 @@ class StatefulGroup:
 
     Args:
         named: the objects, by names that are the same in every launch.
-        pair: called with what was saved before it is restored; after it ``named`` may have other names.
+        announce: called with what was saved before it is restored.
     """
 
-    def __init__(self, named: Mapping[str, Stateful], pair: Callable[[Mapping[str, Any]], None] | None = None) -> None:
+    def __init__(self, named: Mapping[str, Stateful], announce: Callable[[Mapping[str, Any]], object] = bool) -> None:
         self._named = named
-        self._pair = pair
+        self._announce = announce
 
     @property
     def names(self) -> set[str]:
@@ -115,8 +115,7 @@ class StatefulGroup:
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Restore each object whose name was saved."""
-        if self._pair is not None:
-            self._pair(saved)
+        self._announce(saved)
         for name, each in self._named.items():
             if name in saved:
                 each.load_state_dict(saved[name])
