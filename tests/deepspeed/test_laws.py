@@ -326,6 +326,7 @@ def test_a_finished_run_launched_again_does_nothing(bench: contract.Bench, refer
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "repeating loader": ({"loader": "repeating"}, "a RepeatingLoader has begun its first pass already"),
     "no state": ({"options": {"thing": 3}}, "has no state_dict()"),
+    "weights alone": ({"keep": "KeepWeights(KeepEvery(5))"}, "Keep these checkpoints whole, with KeepEvery(steps=5)"),
 }
 
 
