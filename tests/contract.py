@@ -31,6 +31,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 from packaging.version import Version
 
 from cycles import ROUND, WARM_UP
@@ -338,6 +339,54 @@ def an_empty_machine_resumes(
     require_same_end(trace, reference, ["files"])  # the older checkpoints stay in the mirror
     last = max(committed(directory / bench.run_directory).values())
     assert last in [json.loads(file.read_bytes())["manifest"]["step"] for file in mirror.rglob("manifest.json")]
+
+
+def weights_alone_are_kept(
+    bench: Bench,
+    directory: Path,
+    config: Config,
+    reference: References,
+    kill: Kill,
+    load: Callable[[Path], Mapping[str, Any]],
+) -> None:
+    """With ``KeepWeights``, a killed run goes on as if undisturbed; older checkpoints have the weights of their steps.
+
+    Args:
+        kill: kills the run more than a step behind a save, of which each fifth step has one.
+        load: loads the weights of a checkpoint by the bare framework.
+    """
+    run_directory, keep = directory / bench.run_directory, {"keep": "KeepLast(1) | KeepWeights(KeepEvery(5))"}
+    outcome = bench.run(directory, {**config, **keep, "kill": kill})
+    assert outcome.killed and "keeps all of its state" not in outcome.output, outcome.output[-6000:]
+    newest = kill["step"] // 5 * 5
+    assert _weights_only(run_directory) == {step: step < newest for step in range(5, newest + 1, 5)}
+    assert resumed_equals_uninterrupted(bench, directory, {**config, **keep}, reference(config)) == newest
+    undisturbed = reference.directory(config) / bench.run_directory
+    for name, step in committed(run_directory).items():
+        if _weights_only(run_directory)[step]:
+            found, expected = load(run_directory / name), load(undisturbed / name)
+            assert found.keys() == expected.keys() and len(found) > 1
+            assert all(torch.equal(found[key], expected[key]) for key in expected), f"the weights of {name}"
+            assert [_has_moments(each / name) for each in (run_directory, undisturbed)] == [False, True]
+        else:
+            for path in (run_directory / name, run_directory / f"{name}.resume"):
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    outcome = bench.run(directory, {**config, **keep})
+    assert any(outcome.statuses) and "has weights alone" in outcome.output, outcome.output[-6000:]
+    assert not read_trace(directory).steps[0], "it began from zero"
+
+
+def _weights_only(run_directory: Path) -> dict[int, bool]:
+    """Return whether each committed checkpoint has weights alone, by its step."""
+    files = [*run_directory.glob("*/resume/manifest.json"), *run_directory.glob("?*.resume/manifest.json")]
+    manifests = [json.loads(file.read_bytes())["manifest"] for file in files if not file.parents[1].is_symlink()]
+    return {each["step"]: each["weights_only"] for each in manifests}
+
+
+def _has_moments(checkpoint: Path) -> bool:
+    """Return whether a file of a checkpoint has what AdamW keeps of each parameter."""
+    files = [checkpoint] if checkpoint.is_file() else [file for file in checkpoint.rglob("*") if file.is_file()]
+    return any(b"exp_avg_sq" in file.read_bytes() for file in files)
 
 
 def a_kill_loses_no_step_that_memory_has(

@@ -40,6 +40,7 @@ class Job:
         before: name of that of step 10.
         damages: files of the newest, relative to the run directory, and what befalls each.
         foreign: the adapter's detector of checkpoints that the package did not write.
+        load: loads the weights of one of its checkpoints by the bare framework.
     """
 
     kill: contract.Kill
@@ -56,6 +57,7 @@ class Job:
     before: str = ""
     damages: Mapping[str, str] = field(default_factory=dict)
     foreign: Any = None
+    load: Callable[[Path], Mapping[str, Any]] = dict
 
 
 # ---- For the modules
@@ -116,6 +118,10 @@ def killed_twice_with_copies_equals_never(
 
 def an_empty_machine_resumes_from_the_mirror(job: Job, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     contract.an_empty_machine_resumes(bench, tmp_path, job.plain, reference(job.plain), job.kill)
+
+
+def weights_alone_are_kept(job: Job, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    contract.weights_alone_are_kept(bench, tmp_path, job.plain, reference, job.kill, job.load)
 
 
 def a_kill_loses_no_step_that_memory_has(job: Job, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:

@@ -344,5 +344,4 @@ def policy() -> Any:
     """Return the retention policy that the configuration names, as a user would write it."""
     import resume_adapters
 
-    names = {name: getattr(resume_adapters, name) for name in ("KeepAll", "KeepBest", "KeepEvery", "KeepLast")}
-    return eval(CONFIG["keep"], names) if CONFIG["keep"] else None
+    return eval(CONFIG["keep"], vars(resume_adapters).copy()) if CONFIG["keep"] else None

@@ -7,7 +7,15 @@ This package holds the core; importing it imports neither torch nor a training f
 from __future__ import annotations
 
 from resume_adapters._version import __version__
-from resume_adapters.core.checkpoint.retention import KeepAll, KeepBest, KeepEvery, KeepLast, KeepWithin, Policy
+from resume_adapters.core.checkpoint.retention import (
+    KeepAll,
+    KeepBest,
+    KeepEvery,
+    KeepLast,
+    KeepWeights,
+    KeepWithin,
+    Policy,
+)
 from resume_adapters.core.stop.policy import StopOn
 from resume_adapters.core.tiers.options import Memory, Remote
 from resume_adapters.errors import ResumeError, Stopped
@@ -18,6 +26,7 @@ __all__ = [
     "KeepBest",
     "KeepEvery",
     "KeepLast",
+    "KeepWeights",
     "KeepWithin",
     "Memory",
     "Policy",

@@ -8,6 +8,7 @@ from typing import Any
 
 import accelerate
 import pytest
+from safetensors.torch import load_file
 
 from resume_adapters.accelerate.files import ForeignCheckpoints
 from selection import often
@@ -122,6 +123,12 @@ DAMAGED = {
     "checkpoint_15/resume/manifest.json": "removed",
 }
 """A file of each kind, and what befalls it."""
+
+
+def load(checkpoint: Path) -> dict[str, Any]:
+    return load_file(checkpoint / "model.safetensors")
+
+
 JOB = laws.Job(
     KILL,
     SAVES,
@@ -134,6 +141,7 @@ JOB = laws.Job(
     before="checkpoint_10",
     damages=DAMAGED,
     foreign=ForeignCheckpoints(1),
+    load=load,
 )
 
 test_killed_before_it = laws.of_each(
@@ -160,6 +168,7 @@ test_killed_twice_with_copies_equals_never = laws.of_each(
 )
 test_killed_between_copy_and_commit = laws.thorough(laws.killed_between_copy_and_commit)
 test_an_empty_machine_resumes_from_the_mirror = laws.an_empty_machine_resumes_from_the_mirror
+test_weights_alone_are_kept = laws.weights_alone_are_kept
 test_a_kill_loses_no_step_that_memory_has = laws.thorough(laws.a_kill_loses_no_step_that_memory_has)
 test_a_run_directory_below_a_file_is_refused = laws.a_run_directory_below_a_file_is_refused
 

@@ -328,6 +328,11 @@ REFUSED: dict[str, tuple[int, dict[str, Any], str]] = {
     "repeating loader": (1, {"loader": "repeating"}, "a RepeatingLoader has begun its first pass already"),
     "no state": (1, {"options": {"thing": 3}}, "has no state_dict()"),
     "sequence parallelism": (2, {"config": SEQUENCES}, "spread over 2 ranks in `sequence parallelism`"),
+    "weights alone": (
+        1,
+        {"keep": "KeepWeights(KeepEvery(5))"},
+        "Keep these checkpoints whole, with KeepEvery(steps=5)",
+    ),
 }
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lightning.fabric import Fabric
 
 from selection import often
 
@@ -90,7 +91,14 @@ OPERATIONS = contract.operations(
 
 
 COPIED = {"augment": True, "second": True, "options": {"stage": "memory"}}
-JOB = laws.Job(KILL, SAVES, OPERATIONS, copied=COPIED, often={"save_every": 2})
+
+
+def load(checkpoint: Path) -> dict[str, Any]:
+    found: dict[str, Any] = Fabric(accelerator="cpu", devices=1).load(checkpoint / "fabric.ckpt")["model"]
+    return found
+
+
+JOB = laws.Job(KILL, SAVES, OPERATIONS, copied=COPIED, often={"save_every": 2}, load=load)
 
 test_killed_before_it = laws.of_each(laws.killed_before_it, OPERATIONS, "lets the framework write", "commits")
 test_killed_before_it_with_copies = laws.of_each(laws.killed_before_it_with_copies, contract.STAGED, "commits")
@@ -99,6 +107,7 @@ test_killed_twice_with_copies_equals_never = laws.of_each(
 )
 test_killed_between_copy_and_commit = laws.killed_between_copy_and_commit
 test_an_empty_machine_resumes_from_the_mirror = laws.an_empty_machine_resumes_from_the_mirror
+test_weights_alone_are_kept = laws.weights_alone_are_kept
 test_a_kill_loses_no_step_that_memory_has = laws.a_kill_loses_no_step_that_memory_has
 test_a_run_directory_below_a_file_is_refused = laws.a_run_directory_below_a_file_is_refused
 

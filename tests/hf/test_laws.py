@@ -159,6 +159,13 @@ DAMAGED = {
     "checkpoint-15/resume/manifest.json": "removed",
 }
 """A file of each kind, and what befalls it."""
+
+
+def load(checkpoint: Path) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = transformers.AutoModelForCausalLM.from_pretrained(checkpoint).state_dict()
+    return found
+
+
 JOB = laws.Job(
     KILL,
     SAVES,
@@ -172,6 +179,7 @@ JOB = laws.Job(
     before="checkpoint-10",
     damages=DAMAGED,
     foreign=ForeignCheckpoints(1),
+    load=load,
 )
 
 test_killed_before_it = laws.of_each(
@@ -189,6 +197,7 @@ test_killed_twice_with_copies_equals_never = laws.of_each(
 )
 test_killed_between_copy_and_commit = laws.killed_between_copy_and_commit
 test_an_empty_machine_resumes_from_the_mirror = laws.an_empty_machine_resumes_from_the_mirror
+test_weights_alone_are_kept = laws.weights_alone_are_kept
 test_a_kill_loses_no_step_that_memory_has = laws.a_kill_loses_no_step_that_memory_has
 
 

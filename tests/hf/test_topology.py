@@ -11,8 +11,6 @@ from packaging.version import Version
 
 from selection import often
 
-from selection import often
-
 import contract
 
 IS_OLD = Version(accelerate.__version__) < Version("1.13")

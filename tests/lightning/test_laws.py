@@ -149,6 +149,21 @@ DAMAGED = {
     f"{NEWEST}.resume/manifest.json": "removed",
 }
 """A file of each kind, and what befalls it."""
+
+
+class Loaded(pl.LightningModule):
+    def __init__(self, **hyperparameters: Any) -> None:
+        super().__init__()
+
+    def load_state_dict(self, state: Any, *arguments: Any, **options: Any) -> Any:
+        self.saved = dict(state)
+        return super().load_state_dict({})
+
+
+def load(checkpoint: Path) -> dict[str, torch.Tensor]:
+    return Loaded.load_from_checkpoint(checkpoint).saved
+
+
 JOB = laws.Job(
     KILL,
     SAVES,
@@ -162,6 +177,7 @@ JOB = laws.Job(
     before="epoch=1-step=10.ckpt",
     damages=DAMAGED,
     foreign=ForeignCheckpoints(),
+    load=load,
 )
 
 test_killed_before_it = laws.of_each(
@@ -185,6 +201,7 @@ test_killed_twice_with_copies_equals_never = laws.of_each(
 )
 test_killed_between_copy_and_commit = laws.killed_between_copy_and_commit
 test_an_empty_machine_resumes_from_the_mirror = laws.an_empty_machine_resumes_from_the_mirror
+test_weights_alone_are_kept = laws.weights_alone_are_kept
 test_a_kill_loses_no_step_that_memory_has = laws.a_kill_loses_no_step_that_memory_has
 test_a_run_directory_below_a_file_is_refused = laws.a_run_directory_below_a_file_is_refused
 

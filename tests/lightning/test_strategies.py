@@ -91,6 +91,12 @@ def test_a_stop_that_reaches_one_rank_saves_every_share(bench: contract.Bench, r
     contract.stopped_then_resumed(bench, tmp_path, SHARDED, reference(SHARDED, 2), send, ranks=2)
 
 
+def test_weights_are_not_kept_alone_in_a_directory_of_shards(bench: contract.Bench, tmp_path: Path) -> None:
+    outcome = bench.run(tmp_path, {**SHARDED, "keep": "KeepWeights(KeepEvery(5))"}, ranks=2)
+    assert set(outcome.statuses) != {0} and "Keep these checkpoints whole" in outcome.output, outcome.output
+    assert not any(contract.read_trace(tmp_path, 2).steps)
+
+
 def test_cut_gradients_are_refused_on_another_number_of_ranks(bench: contract.Bench, tmp_path: Path) -> None:
     """A checkpoint that was saved between the two batches of a step is one of the number of ranks that saved it."""
     config = {

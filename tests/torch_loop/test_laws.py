@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from selection import often
 
@@ -115,11 +116,18 @@ AUDITED = [each for each in OPERATIONS if each != "lets the framework write"]
 
 
 COPIED = {"augment": True, "second": True, "options": {"stage": "memory"}}
-JOB = laws.Job(KILL, SAVES, OPERATIONS, copied=COPIED)
+
+
+def load(checkpoint: Path) -> dict[str, Any]:
+    return dict(torch.load(checkpoint / "training.pt", weights_only=True)["model"])
+
+
+JOB = laws.Job(KILL, SAVES, OPERATIONS, copied=COPIED, load=load)
 
 test_killed_before_it = laws.of_each(laws.killed_before_it, AUDITED, "commits")
 test_killed_before_it_with_copies = laws.of_each(laws.killed_before_it_with_copies, contract.STAGED)
 test_an_empty_machine_resumes_from_the_mirror = laws.thorough(laws.an_empty_machine_resumes_from_the_mirror)
+test_weights_alone_are_kept = laws.weights_alone_are_kept
 test_a_kill_loses_no_step_that_memory_has = laws.thorough(laws.a_kill_loses_no_step_that_memory_has)
 
 

@@ -18,6 +18,7 @@ from resume_adapters import (
     KeepBest,
     KeepEvery,
     KeepLast,
+    KeepWeights,
     KeepWithin,
     Policy,
     ResumeError,
@@ -39,6 +40,7 @@ assert_type(tracker_run("runs/a", "wandb"), str | None)
 
 def policies() -> Policy:
     joined = KeepLast(3) | KeepBest(1, "eval_loss", mode="min") | KeepEvery(5000) | KeepWithin(timedelta(hours=6))
+    joined |= KeepWeights(KeepEvery(500))
     assert_type(joined, Policy)
     return joined | KeepAll()
 

@@ -16,6 +16,7 @@ from resume_adapters.accelerate.loaders import PreparedLoaders, PreparedLoaderSt
 from resume_adapters.accelerate.schedules import steps_each
 from resume_adapters.accelerate.strategies import choose_strategy
 from resume_adapters.core.checkpoint.manifest import PartEntry
+from resume_adapters.core.checkpoint.thin import WeightsFiles
 from resume_adapters.core.choices import Stage
 from resume_adapters.core.loop import observed
 from resume_adapters.core.loop.framework import LoopFramework, Resumed
@@ -32,6 +33,7 @@ from resume_adapters.core.session.settings import LaunchSettings, read_settings
 from resume_adapters.core.state.records import Record, Source
 from resume_adapters.core.state.stateful import Stateful, StatefulGroup
 from resume_adapters.errors import UnsupportedSetting
+from resume_adapters.integrations import accelerate_state
 from resume_adapters.integrations.accelerate_state import layout
 from resume_adapters.integrations.trackers.runs import Trackers
 
@@ -175,6 +177,10 @@ class AccelerateFramework(LoopFramework):
     def staging(self, stage: Stage) -> StagingOptions:
         """Return what there is to know to copy a save."""
         return StagingOptions(stage, writers=((accelerate.utils.other, "safe_save_file"),))  # seam: accelerate 1.6-1.15
+
+    def weights_files(self) -> WeightsFiles | None:
+        """Return the files beside optimizers, schedules and random states; none with DeepSpeed."""
+        return None if self.accelerator.distributed_type == DistributedType.DEEPSPEED else accelerate_state.WEIGHTS
 
     def rehearse(self, context: RestoreContext) -> None:
         """Load a save into copies; see :meth:`Strategy.rehearse`."""

@@ -16,7 +16,7 @@ _Item = TypeVar("_Item")
 
 _STYLES = {
     **dict.fromkeys(("committed", "valid", "finished", "running", "keep"), "green"),
-    **dict.fromkeys(("readable", "foreign"), "cyan"),
+    **dict.fromkeys(("readable", "foreign", "weights-only"), "cyan"),
     **dict.fromkeys(("pending", "stopped", "newer"), "yellow"),
     **dict.fromkeys(("damaged", "killed", "failed"), "bold red"),
     "halted": "bold yellow",

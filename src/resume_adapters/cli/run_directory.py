@@ -86,7 +86,7 @@ class RunDirectory:
     @property
     def anchor(self) -> CheckpointInfo | None:
         """The checkpoint that a restart would resume from now, if its files' content is intact."""
-        usable = [row for row in reversed(self.rows) if row.step is not None]
+        usable = [row for row in reversed(self.rows) if row.step is not None and row.state != "weights-only"]
         return max(usable, key=lambda row: (row.manifest is not None, row.is_ranked, row.step or 0), default=None)
 
     @property

@@ -141,6 +141,9 @@ class DeepSpeedFramework(LoopFramework):
         """Return nothing: the engine's own files are checked when they are written."""
         return []
 
+    def weights_files(self) -> None:
+        """Return nothing: with ZeRO, the weights are in the optimizer's files."""
+
     def owner_of(self, file: Path) -> int:
         """Return the rank that wrote a file."""
         return names.owner(file)

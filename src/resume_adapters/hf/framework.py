@@ -16,6 +16,7 @@ from transformers.integrations.integration_utils import TensorBoardCallback
 
 from resume_adapters.core.checkpoint import distributed_metadata
 from resume_adapters.core.checkpoint.manifest import PartEntry
+from resume_adapters.core.checkpoint.thin import WeightsFiles
 from resume_adapters.core.checkpoint.validity import ForeignDetector
 from resume_adapters.core.choices import Stage
 from resume_adapters.core.observed.walk import Subjects
@@ -176,6 +177,10 @@ class TrainerFramework(Framework):
     def beside_files(self) -> dict[str, Any] | None:
         """Return what the checkpoint that was saved last needs beside its files; see :class:`ModelWeights`."""
         return None if self._saved is None else self.weights.beside_files(self._saved)
+
+    def weights_files(self) -> WeightsFiles | None:
+        """Return the files beside optimizer, schedule and random states; none with DeepSpeed."""
+        return None if self.trainer.is_deepspeed_enabled else accelerate_state.WEIGHTS
 
     def rehearse(self, context: RestoreContext) -> None:
         """Load weights, optimizer, schedule and scaler into copies, by a copy of the trainer.

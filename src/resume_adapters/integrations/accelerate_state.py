@@ -1,17 +1,28 @@
-"""What Accelerate keeps for the whole process, with the process group in it."""
+"""What Accelerate keeps for the whole process, with the process group in it, and how it names what it saves."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import DistributedType, other
 
+from resume_adapters.core.checkpoint.thin import WeightsFiles
 from resume_adapters.core.patching import wrapped
 from resume_adapters.core.session.layout import UNNAMED, Layout, spread_over
+
+# seam: accelerate 1.6-1.15, transformers 4.57 to 5.23. Without trainer_state.json the bare Trainer refuses to resume:
+# without an optimizer's file alone it would begin with a new one.
+WEIGHTS = WeightsFiles(
+    re.compile(
+        r"(optimizer|scheduler|scaler|sampler|dl_state_dict|random_states|rng_state|trainer_state)(_\d+)*(\.\w+|/.*)"
+    )
+)
+"""Where the weights are in what ``save_state`` and the Trainer save: in what is not known to be something else."""
 
 
 def reset_accelerate() -> None:

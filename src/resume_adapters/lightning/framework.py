@@ -14,6 +14,7 @@ from typing import Any
 from resume_adapters.core.checkpoint import distributed_metadata
 from resume_adapters.core.checkpoint.checkpoint import Checkpoint
 from resume_adapters.core.checkpoint.manifest import PartEntry
+from resume_adapters.core.checkpoint.thin import WeightsFiles
 from resume_adapters.core.choices import Stage
 from resume_adapters.core.log import logger
 from resume_adapters.core.observed import own_objects
@@ -53,6 +54,8 @@ _READ = (
     *("lr_schedulers", "native_amp_scaling_state"),
 )  # seam: lightning 2.4-2.6
 """What Lightning itself reads of a checkpoint, beside what a precision plugin and a datamodule have saved."""
+
+_ONLY_RESUMED = ("optimizer_states", "lr_schedulers", "loops", "callbacks")  # seam: lightning 2.4-2.6
 
 _OF_LIGHTNING = frozenset(_READ) - {"callbacks"}
 """What no hook adds to."""
@@ -174,6 +177,10 @@ class LightningFramework(Framework):
         plugin = self._trainer.strategy.checkpoint_io
         if isinstance(plugin, ResumeCheckpointIO):
             plugin.raise_error()
+
+    def weights_files(self) -> WeightsFiles | None:
+        """Return what the file has beside optimizers, schedules, loops and callbacks; none where it is a directory."""
+        return None if self.saves_directories else WeightsFiles(is_kept=lambda key: key not in _ONLY_RESUMED)
 
     def rehearse(self, context: RestoreContext) -> None:
         """Load module, optimizers and schedules into copies, as Lightning does, and verify them.

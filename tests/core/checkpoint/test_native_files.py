@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from resume_adapters.core.checkpoint.native_files import require_loadable
-from resume_adapters.errors import NotSerialisable
+from resume_adapters.core.checkpoint.native_files import copy_keys, require_loadable
+from resume_adapters.errors import CheckpointDamaged, NotSerialisable
 
 
 class Settings(dict[str, Any]):
@@ -77,3 +78,30 @@ def test_an_object_that_torch_was_told_of_is_no_reason_to_refuse(tmp_path: Path)
     require_loadable(files, lambda key: False)
     with torch.serialization.safe_globals([Plain]):
         require_loadable(files, lambda key: True)
+
+
+class Noisy:
+    """What runs code when it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return print, ("this must not run",)
+
+
+def test_some_keys_of_a_file_are_copied_as_data_whatever_the_others_hold(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = {"a": torch.arange(6.0)[2:], "b": torch.ones(2, dtype=torch.bfloat16)}
+    content = {"weights": weights, "rate": np.float64(0.5), "path": Path("x"), "callbacks": Noisy()}
+    torch.save(content, tmp_path / "old.pt")
+    before = torch.serialization.get_safe_globals()
+    copy_keys(tmp_path / "old.pt", tmp_path / "new.pt", lambda key: key != "callbacks")
+    assert torch.serialization.get_safe_globals() == before
+    copied = torch.load(tmp_path / "new.pt", weights_only=False)
+    assert copied.keys() == {"weights", "rate", "path"} and (copied["rate"], copied["path"]) == (0.5, Path("x"))
+    assert all(torch.equal(copied["weights"][name], weights[name]) for name in weights)
+    with pytest.raises(NotSerialisable, match=r"builtins\.print \(at callbacks\), which is not data"):
+        copy_keys(tmp_path / "old.pt", tmp_path / "new.pt", lambda key: True)
+    (tmp_path / "old.pt").write_bytes(b"torn")
+    with pytest.raises(CheckpointDamaged, match=r"old\.pt cannot be read"):
+        copy_keys(tmp_path / "old.pt", tmp_path / "new.pt", lambda key: True)
+    assert "must not run" not in capsys.readouterr().out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from datetime import timedelta
 
@@ -9,19 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resume_adapters import KeepAll, KeepBest, KeepEvery, KeepLast, KeepWithin, Policy
+from resume_adapters import KeepAll, KeepBest, KeepEvery, KeepLast, KeepWeights, KeepWithin, Policy
 from resume_adapters.core.checkpoint.retention import Candidate, KeepUnless, plan_retention
 from resume_adapters.errors import UnsupportedSetting
 
 NOW = 1e6
 values = st.sampled_from([0.0, 1.0, 1.0, 2.0, -3.5, None, math.nan, math.inf, -math.inf])
-single = st.one_of(
+counting = st.one_of(
     st.just(KeepAll()),
     st.builds(KeepLast, st.integers(1, 5)),
     st.builds(KeepBest, st.integers(1, 4), st.sampled_from(["loss", "other"]), st.sampled_from(["min", "max"])),
     st.builds(KeepEvery, st.integers(1, 30)),
     st.builds(KeepWithin, st.integers(0, 100).map(lambda seconds: timedelta(seconds=seconds))),
 )
+single = st.one_of(counting, counting.map(KeepWeights))
 policies = st.lists(single, min_size=1, max_size=4).map(lambda parts: _joined(parts))
 
 
@@ -42,6 +44,7 @@ def checkpoints(draw: st.DrawFn) -> list[Candidate]:
             written=NOW - draw(st.integers(-10, 200)),
             metrics=draw(st.dictionaries(st.sampled_from(["loss", "other"]), values, max_size=2)),
             superseded=draw(st.booleans()) and draw(st.booleans()),
+            weights_only=draw(st.booleans()) and draw(st.booleans()),
         )
         for index, step in enumerate(steps)
     ]
@@ -56,15 +59,19 @@ def test_anchor_and_best_are_kept_whatever_the_policy_and_the_metrics(
     best = data.draw(st.sampled_from([None, "gone", *names]))
     decided = plan_retention(found, policy, now=NOW, anchor=anchor, best=best)
     assert {anchor, best} & set(names) <= set(decided.keep)
-    assert not {anchor, best} & set(decided.remove)
+    assert not {anchor, best} & {*decided.remove, *decided.thin}
 
 
 @given(checkpoints(), policies)
 def test_every_checkpoint_is_kept_or_removed_once_with_a_reason(found: list[Candidate], policy: Policy) -> None:
     decided = plan_retention(found, policy, now=NOW, anchor=None)
-    assert sorted([*decided.keep, *decided.remove]) == sorted(candidate.name for candidate in found)
-    assert all(decided.keep.values())
-    assert all(decided.remove.values())
+    planned = {**decided.keep, **decided.thin, **decided.remove}
+    assert len(planned) == len(decided.keep) + len(decided.thin) + len(decided.remove)
+    assert all(planned.values())
+    left = {each.name for each in found} - planned.keys()
+    weights_only = {each.name for each in found if each.weights_only and not each.superseded}
+    assert left == (weights_only if policy.of_weights is None else set())
+    assert not {*decided.thin} & weights_only
     steps = {candidate.name: candidate.step for candidate in found}
     order = [steps[name] for name in decided.remove]
     assert order == sorted(order), "the oldest goes first: a prune that is cut short leaves the newer ones"
@@ -87,9 +94,14 @@ def test_a_plan_does_not_depend_on_the_order_in_which_a_directory_is_listed(
 
 @given(checkpoints(), policies)
 def test_applying_a_plan_twice_removes_nothing_more(found: list[Candidate], policy: Policy) -> None:
-    kept = plan_retention(found, policy, now=NOW, anchor=None).keep
-    rest = [candidate for candidate in found if candidate.name in kept]
-    assert plan_retention(rest, policy, now=NOW, anchor=None).remove == {}
+    plan = plan_retention(found, policy, now=NOW, anchor=None)
+    rest = [
+        dataclasses.replace(each, weights_only=each.weights_only or each.name in plan.thin)
+        for each in found
+        if each.name not in plan.remove
+    ]
+    again = plan_retention(rest, policy, now=NOW, anchor=None)
+    assert (again.remove, again.thin) == ({}, {})
 
 
 @given(checkpoints(), policies)
@@ -107,7 +119,7 @@ def test_no_kept_best_is_worse_than_one_that_goes(found: list[Candidate], count:
     current = [
         candidate
         for candidate in found
-        if not candidate.superseded and math.isfinite(candidate.metrics.get("loss") or 0.0)
+        if not (candidate.superseded or candidate.weights_only) and math.isfinite(candidate.metrics.get("loss") or 0.0)
     ]
     scores = {each.name: each.metrics["loss"] for each in current if each.metrics.get("loss") is not None}
     kept = plan_retention(found, KeepBest(count, "loss", mode), now=NOW, anchor=None).keep
@@ -127,6 +139,22 @@ def test_what_some_nodes_lack_takes_no_other_s_place_and_goes_when_no_policy_wou
     found = [Candidate(f"checkpoint-{step}", step, NOW, partial=step in (10, 30)) for step in (10, 20, 30, 40)]
     kept = plan_retention(found, KeepLast(2), now=NOW, anchor="checkpoint-40")
     assert ({*kept.keep}, [*kept.remove]) == ({f"checkpoint-{step}" for step in (20, 30, 40)}, ["checkpoint-10"])
+
+
+def test_what_only_keep_weights_keeps_is_thinned_and_counts_for_no_other_policy() -> None:
+    found = [Candidate(f"checkpoint-{step}", step, NOW, weights_only=step < 30) for step in (10, 20, 30, 40, 50)]
+    plan = plan_retention(found, KeepLast(2) | KeepWeights(KeepEvery(15) | KeepEvery(20)), now=NOW, anchor=None)
+    assert {*plan.keep} == {"checkpoint-20", "checkpoint-40", "checkpoint-50"}
+    assert plan.thin == {"checkpoint-30": "its weights: a multiple of 15 steps"}
+    assert {*plan.remove} == {"checkpoint-10"}
+    without = plan_retention(found, KeepLast(4), now=NOW, anchor=None)
+    assert ({*without.keep}, without.remove) == ({"checkpoint-30", "checkpoint-40", "checkpoint-50"}, {})
+
+
+@pytest.mark.parametrize("policy", [3, KeepLast(1) | KeepWeights(KeepAll())])
+def test_the_weights_of_weights_are_refused(policy: Policy) -> None:
+    with pytest.raises(UnsupportedSetting, match="expected another policy"):
+        KeepWeights(policy)
 
 
 def test_reasons_name_the_policy_and_join() -> None:

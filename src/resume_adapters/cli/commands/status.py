@@ -196,7 +196,7 @@ def _list(document: Document, metric: str | None) -> Iterator[RenderableType]:
             state(row["state"]),
             size(row["bytes"]),
             age(row["written"]),
-            escape(row["reason"]) if row["state"] == "committed" else "",
+            escape(row["reason"]) if row["written"] is not None else "",
             *[number(row["metrics"].get(name)) for name in shown.values()],
             " ".join(row["marks"]),
             *[escape(describe_cursor(row["cursor"])) for _ in data],
@@ -245,7 +245,8 @@ def status_table(found: Document) -> Table:
     """Return how a run is, as labels and values."""
     anchor = found["resumes_from"]
     running, recoveries, unremovable = found["state"] == "running", found["recoveries"], found["unremovable"]
-    nothing = "nothing: no checkpoint is valid" if found["damaged"] else "step 0: no checkpoint yet"
+    has_some = found["damaged"] or found["last_commit"] is not None  # the others have weights alone
+    nothing = "nothing: no checkpoint is valid" if has_some else "step 0: no checkpoint yet"
     if found["refused"]:
         nothing = f"nothing: {escape(found['refused'])}"
     return labels(

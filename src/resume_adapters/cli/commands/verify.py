@@ -58,7 +58,7 @@ def verify(
     else:
         run = run_directory.read(Path(run_dir))
         place = run.place
-        known = [row for row in run.rows if row.state in ("committed", "damaged", "newer", "foreign")]
+        known = [row for row in run.rows if row.state != "pending"]
         found = list(map(_verify, [run.checkpoint(name) for name in checkpoints or []] or known))
     show({"run_directory": place, "checkpoints": found}, json, _in_words)
     raise typer.Exit(0 if found and all(each["verdict"] in ("valid", _READABLE) for each in found) else 1)

@@ -151,7 +151,8 @@ def list_checkpoints(
             elif state is CheckpointState.COMMITTED:
                 manifest = read_manifest(storage, path)
                 check_sizes(storage, path, manifest)
-                rows.append(CheckpointInfo(path, state, manifest.step, manifest))
+                found_state = CheckpointState.WEIGHTS_ONLY if manifest.weights_only else state
+                rows.append(CheckpointInfo(path, found_state, manifest.step, manifest))
             elif (bare := foreign_step(storage, path, foreign, history)) is not None:
                 rows.append(
                     CheckpointInfo(
@@ -172,6 +173,7 @@ class Summary(NamedTuple):
     written: float
     metrics: dict[str, float | None]
     best: str | None
+    weights_only: bool
 
 
 class Catalog:
@@ -190,16 +192,13 @@ class Catalog:
         self._whole: dict[str, tuple[Stamp, Summary | None]] = {}
         self._linked: dict[str, str] = {}
 
-    def committed(self) -> list[str]:
-        """Return the names of the committed checkpoints, newest first by the number in the name."""
-        return [name for name, _ in self._committed()]
-
-    def _committed(self) -> list[tuple[str, Stamp]]:
+    def committed(self) -> dict[str, Stamp]:
+        """Return the committed checkpoints, newest first by the number in the name, and the stamps of their markers."""
         paths = candidates(self.storage, self.directory)
         kinds = {entry.name: entry.kind for entry in self.storage.entries(self.directory)} if paths else {}
         former, self._markers = self._markers, {}
         self._linked = self._targets(path.name for path in paths if kinds.get(path.name) == "link")
-        found = []
+        found = {}
         for path in paths:
             name = path.name
             # Most are directories with the marker inside: the listing says so, and the disk is looked at once.
@@ -210,7 +209,7 @@ class Catalog:
                 marker = layout.manifest_path(self.storage, path)
             stamp = self.storage.stamp(marker)
             if stamp is not None:
-                found.append((name, stamp))
+                found[name] = stamp
         return found
 
     def _targets(self, links: Iterable[str]) -> dict[str, str]:
@@ -245,7 +244,7 @@ class Catalog:
         if found is not None and found[0] == stamp:
             return found[1]
         manifest = read_manifest(self.storage, path)
-        summary = Summary(manifest.step, manifest.written, manifest.metrics, manifest.best)
+        summary = Summary(manifest.step, manifest.written, manifest.metrics, manifest.best, manifest.weights_only)
         if stamp is not None:
             self._read[marker] = stamp, summary
         return summary
@@ -256,7 +255,7 @@ class Catalog:
         The sizes of a checkpoint are looked at once: see :meth:`look_again`.
         """
         former, self._whole = self._whole, {}
-        for name, stamp in self._committed():
+        for name, stamp in self.committed().items():
             if name in former and former[name][0] == stamp:
                 self._whole[name] = former[name]
             elif not self.storage.is_link(self.directory / name):

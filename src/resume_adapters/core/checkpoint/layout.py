@@ -80,6 +80,8 @@ class CheckpointState(str, Enum):
     """It has files of this package and neither marker: it was committed once."""
     NEWER = "newer"
     """Its manifest has a later format than this version reads: only a listing says so."""
+    WEIGHTS_ONLY = "weights-only"
+    """It is committed, and nothing resumes from it: only a listing says so."""
     FOREIGN = "foreign"
     """It has no file of this package."""
     REMOVED = "removed"

@@ -16,8 +16,9 @@ import xxhash
 
 from resume_adapters.errors import CheckpointDamaged, FormatTooNew
 
-FORMAT = 1
-"""Version of the on-disk format that this package writes, and the newest that it reads."""
+FORMAT = 2
+"""The newest version of the on-disk format that this package reads: that of weights alone. All else has version 1, so
+that earlier releases resume from it, and refuse what they would take for a checkpoint without an optimizer."""
 
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
@@ -77,9 +78,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         best: name of the best checkpoint of the run so far, where the run tracks one; no policy removes it.
         package: version of resume-adapters that wrote it.
         framework: framework and version, for example ``"transformers 5.23.0"``.
+        weights_only: all but the framework's files of weights was removed; nothing resumes from it.
     """
 
-    format: int = FORMAT
+    format: int = 1
     step: Count
     epoch: Annotated[float, msgspec.Meta(ge=0, le=1 << 53)]
     world_size: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
@@ -95,6 +97,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[Count, ...] | None = None
     package: str = ""
     framework: str = ""
+    weights_only: bool = False
 
     @property
     def bytes(self) -> int:

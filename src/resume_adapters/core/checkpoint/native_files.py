@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from resume_adapters.core.checkpoint.files import CheckpointFiles
 from resume_adapters.core.checkpoint.manifest import require_inside
 from resume_adapters.core.state import safe_load
-from resume_adapters.core.state.stand_ins import stand_ins, standing_in
+from resume_adapters.core.state.stand_ins import load, stand_ins, standing_in
 from resume_adapters.errors import CheckpointDamaged, NotSerialisable
 
 if TYPE_CHECKING:
@@ -72,6 +72,24 @@ def read_native(file: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise CheckpointDamaged(f"{file.name} holds a {type(found).__name__}, expected a dict", path=file)
     return found
+
+
+def copy_keys(file: Path, target: Path, is_kept: Callable[[str], bool]) -> None:
+    """Write what a file of ``torch.save`` has under some of its keys to another file. It may run on any thread.
+
+    Raises:
+        CheckpointDamaged: it cannot be read.
+        NotSerialisable: an object there could only be written after its code had run.
+    """
+    import torch
+
+    try:
+        kept = {key: value for key, value in load(file).items() if is_kept(key)}
+    except UNREADABLE as error:
+        raise CheckpointDamaged(f"{file.name} cannot be read: {error}", path=file) from error
+    if odd := stand_ins(kept, lambda place: True):
+        raise NotSerialisable(f"{file.name} holds {', '.join(sorted(odd))}{_where(odd)}, which is not data", path=file)
+    torch.save(kept, target)
 
 
 def require_loadable(files: Iterable[Path], is_read: Callable[[str], bool]) -> None:

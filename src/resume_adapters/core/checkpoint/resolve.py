@@ -176,6 +176,8 @@ def _validate_here(
         if state is not CheckpointState.COMMITTED:
             return _validate_foreign(storage, path, foreign, history)
         manifest = read_manifest(storage, path)
+        if manifest.weights_only:
+            return _Answer(damage=_WEIGHTS_ONLY)
         check_sizes(storage, path, manifest)
         mine = tuple(
             entry for entry in manifest.files if storage_group.owner_in_group(entry.rank) == storage_group.rank
@@ -190,6 +192,12 @@ def _validate_here(
         return _Answer(damage=str(damage))
     except FormatTooNew as error:
         raise FormatTooNew(f"{path}: {error}", path=path) from error
+
+
+_WEIGHTS_ONLY = (
+    "has weights alone: KeepWeights has dropped what else a run resumes from. To begin another run with them, load "
+    "them in the script"
+)
 
 
 def _validate_foreign(storage: Storage, path: Path, foreign: ForeignDetector, history: CommitHistory) -> _Answer:
@@ -214,11 +222,17 @@ def no_valid(run_directory: Path, rejected: list[RejectedCheckpoint]) -> NoValid
     )
 
 
-def open_checkpoint(storage: Storage, path: Path, foreign: ForeignDetector) -> Checkpoint:
+def open_checkpoint(storage: Storage, path: Path, foreign: ForeignDetector, *, for_weights: bool = False) -> Checkpoint:
     """Verify and return the checkpoint at a path that a user gave.
 
+    Args:
+        storage: where to read.
+        path: the checkpoint.
+        foreign: recognises the checkpoints of the bare framework.
+        for_weights: the weights are all that is read of it.
+
     Raises:
-        UnsupportedSetting: there is nothing at that path.
+        UnsupportedSetting: there is nothing at that path, or nothing to resume from.
         CheckpointDamaged: it is not a checkpoint, or not a valid one.
     """
     if not storage.exists(path):
@@ -234,6 +248,8 @@ def open_checkpoint(storage: Storage, path: Path, foreign: ForeignDetector) -> C
             foreign.require_whole(path)
             return Checkpoint(path, found.step, None)
         manifest = read_manifest(storage, path)
+        if manifest.weights_only and not for_weights:
+            raise UnsupportedSetting(f"{path} {_WEIGHTS_ONLY}", path=path)
         check_sizes(storage, path, manifest)
         check_digests(storage, path, manifest.files)
         require_readable(CheckpointFiles(storage, path, manifest), manifest.files)

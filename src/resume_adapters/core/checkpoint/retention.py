@@ -30,6 +30,7 @@ class Candidate:
         metrics: last evaluation; ``None`` where it was not a finite number.
         superseded: a later save of the same name exists.
         partial: not every node has its part of it: it can take no other's place.
+        weights_only: nothing resumes from it; only :class:`KeepWeights` counts it.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Candidate:
     metrics: dict[str, float | None] = field(default_factory=dict)
     superseded: bool = False
     partial: bool = False
+    weights_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,11 @@ class Policy(abc.ABC):
         """The metrics by which it ranks, as an evaluation names them."""
         return frozenset()
 
+    @property
+    def of_weights(self) -> Policy | None:
+        """The policy that says whose weights are kept; ``None``: checkpoints of weights alone stay as they are."""
+        return None
+
     def __or__(self, other: Policy) -> Policy:
         return AnyOf((self, other))
 
@@ -66,6 +73,11 @@ class AnyOf(Policy):
     @property
     def metrics(self) -> frozenset[str]:
         return frozenset().union(*(policy.metrics for policy in self.policies))
+
+    @property
+    def of_weights(self) -> Policy | None:
+        found = [each for policy in self.policies if (each := policy.of_weights) is not None]
+        return AnyOf(tuple(found)) if found else None
 
     def keeps(self, candidates: Sequence[Candidate], now: float) -> dict[str, str]:
         kept: dict[str, str] = {}
@@ -165,6 +177,34 @@ class KeepWithin(Policy):
 
 
 @dataclass(frozen=True)
+class KeepWeights(Policy):
+    """Keeps the weights of what a policy keeps. Of a checkpoint that no other policy keeps, all else is removed.
+
+    What is left is loaded by the framework alone, and no run resumes from it.
+
+    Args:
+        policy: whose weights are kept, for example ``KeepEvery(1000)``.
+    """
+
+    policy: Policy
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.policy, Policy) or self.policy.of_weights is not None:
+            raise UnsupportedSetting(f"KeepWeights({self.policy!r}): expected another policy, such as KeepEvery(1000)")
+
+    @property
+    def metrics(self) -> frozenset[str]:
+        return self.policy.metrics
+
+    @property
+    def of_weights(self) -> Policy:
+        return self.policy
+
+    def keeps(self, candidates: Sequence[Candidate], now: float) -> dict[str, str]:
+        return {}
+
+
+@dataclass(frozen=True)
 class KeepUnless(Policy):
     """Keeps everything except what the framework or the user wants removed.
 
@@ -186,10 +226,11 @@ class KeepUnless(Policy):
 
 @dataclass(frozen=True)
 class Plan:
-    """The names to keep and to remove (oldest first), each with the reason."""
+    """The names to keep, to remove (oldest first), and of which the weights alone are kept, each with the reason."""
 
     keep: dict[str, str]
     remove: dict[str, str]
+    thin: dict[str, str] = field(default_factory=dict)
 
 
 def plan_retention(
@@ -212,17 +253,29 @@ def plan_retention(
         held: names of checkpoints that must not be removed, each with the reason.
     """
     current = [candidate for candidate in candidates if not candidate.superseded]
-    keep = policy.keeps(current, now) | policy.keeps([each for each in current if not each.partial], now)
+    whole = sorted((each for each in current if not each.weights_only), key=lambda candidate: candidate.step)
+    keep = _keeps(policy, whole, now)
     for name, reason in ((anchor, "a restart would resume from it"), (best, "the best so far"), *held.items()):
         if name is not None and any(candidate.name == name for candidate in candidates):
             keep[name] = f"{keep[name]}, {reason}" if name in keep else reason
-    gone = [candidate for candidate in candidates if candidate.name not in keep]
+    if policy.of_weights is None:
+        reasons, candidates = {}, [each for each in candidates if each.superseded or not each.weights_only]
+    else:
+        of_weights = _keeps(policy.of_weights, current, now)
+        reasons = {name: f"its weights: {why}" for name, why in of_weights.items() if name not in keep}
+    thin = {each.name: reasons.pop(each.name) for each in whole if each.name in reasons and not each.partial}
+    keep |= reasons
+    gone = [candidate for candidate in candidates if candidate.name not in {**keep, **thin}]
     gone.sort(key=lambda candidate: (candidate.step, candidate.written))
     remove = {
         candidate.name: "saved again under its name" if candidate.superseded else "no policy keeps it"
         for candidate in gone
     }
-    return Plan(keep=keep, remove=remove)
+    return Plan(keep=keep, remove=remove, thin=thin)
+
+
+def _keeps(policy: Policy, candidates: Sequence[Candidate], now: float) -> dict[str, str]:
+    return policy.keeps(candidates, now) | policy.keeps([each for each in candidates if not each.partial], now)
 
 
 # ---- From text

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.checkpoint.native_files import read_native
+from resume_adapters.core.checkpoint.thin import WeightsFiles
 from resume_adapters.core.checkpoint.validity import NoForeign
 from resume_adapters.core.dataloader.progress import batch_size
 from resume_adapters.core.loop import observed
@@ -141,6 +142,10 @@ class PlainFramework(LoopFramework):
             torch.save(
                 {name: each.state_dict() for name, each in self._objects.by_name().items()}, directory / self.file
             )
+
+    def weights_files(self) -> WeightsFiles:
+        """Return the models' states in the file."""
+        return WeightsFiles(is_kept=self._objects.models.__contains__)
 
     def loaded_files(self, directory: Path) -> list[Path]:
         """Return the one file, which the first rank writes."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from resume_adapters.core.checkpoint.catalog import Catalog
 from resume_adapters.core.checkpoint.layout import Pointer
 from resume_adapters.core.checkpoint.retention import KeepAll, Policy
+from resume_adapters.core.checkpoint.thin import WeightsFiles
 from resume_adapters.core.checkpoint.validity import ForeignDetector, NoForeign
 from resume_adapters.core.choices import OnSaveError
 from resume_adapters.core.log import logger
@@ -31,6 +32,7 @@ from resume_adapters.core.tiers.memory import MemoryTier
 from resume_adapters.core.tiers.mirrors import MIRROR_THREAD, Mirrors
 from resume_adapters.core.tiers.options import Memory, Mirror, Remote
 from resume_adapters.core.trace.log import open_trace
+from resume_adapters.errors import UnsupportedSetting
 
 _PERIOD = 60.0
 """Least seconds between two messages of saves."""
@@ -129,9 +131,11 @@ class RunOptions:
         local_rank: this rank on its node, if each node has its own run directory on a disk that others do not see;
             ``None`` if all ranks share one.
         mirror: where committed checkpoints are copied to, beyond the run directory.
+        weights: where the framework's checkpoints hold the weights; ``None`` where these cannot be kept alone.
 
     Raises:
         TypeError: ``keep`` or ``stop`` is of another class.
+        UnsupportedSetting: ``keep`` asks for weights alone, and these cannot be.
     """
 
     framework: str = ""
@@ -146,9 +150,16 @@ class RunOptions:
     placeholder: str | None = None
     local_rank: int | None = None
     mirror: Sequence[Mirror] = ()
+    weights: WeightsFiles | None = None
 
     def __post_init__(self) -> None:
         require_type("keep", self.keep, Policy, "KeepLast(3)")
+        if self.keep.of_weights is not None and self.weights is None:
+            raise UnsupportedSetting(
+                f"KeepWeights: {self.framework} spreads its state over files of which the weights alone are of no use. "
+                f"Keep these checkpoints whole, with {self.keep.of_weights}; `resume-adapters export` writes the "
+                "weights of one to a file"
+            )
         require_type("stop", self.stop, StopOn, "StopOn(exit_code=85)")
 
     @property

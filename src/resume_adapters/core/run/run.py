@@ -104,6 +104,7 @@ class ResumableRun:
             fence=context.require_owned,
             held=context.mirrors.held,
             observed=None if self.trace is None else self.trace.pruning,
+            weights=context.options.weights,
         )
         self.saver = Saver(context, self.pruner, self.steps)
 
@@ -188,13 +189,13 @@ class ResumableRun:
         return CheckpointReader(self.storage, checkpoint, self.ranks.rank)
 
     def require_valid(self, path: Path) -> Checkpoint:
-        """Verify the files of a committed checkpoint of this run, and return it.
+        """Verify the files of a committed checkpoint of this run, whose weights are to be loaded, and return it.
 
         Raises:
             CheckpointDamaged: naming the file; only on the ranks that see the damage.
         """
         self.saver.flush()
-        return open_checkpoint(self.storage, path, self.context.options.foreign)
+        return open_checkpoint(self.storage, path, self.context.options.foreign, for_weights=True)
 
     # ---- Stopping and ending
 

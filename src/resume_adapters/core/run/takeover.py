@@ -30,6 +30,7 @@ from resume_adapters.core.run_directory.status import (
     wasted_launches,
 )
 from resume_adapters.core.run_directory.upkeep import free_latest, is_checkpoint, prepare, set_aside, sweep
+from resume_adapters.core.storage.base import Stamp
 from resume_adapters.core.storage.groups import shared_by_all
 from resume_adapters.core.tiers.memory import MemoryTier
 from resume_adapters.core.tiers.mirrors import LONGEST_COPY, group_ranks
@@ -182,8 +183,8 @@ class Takeover:
     def _fence(self) -> None:
         self.control.fencing.require_owned(self.generation)
 
-    def _committed(self) -> dict[int, list[str]]:
-        """Return the names of the committed checkpoints of each run directory."""
+    def _committed(self) -> dict[int, dict[str, Stamp]]:
+        """Return the committed checkpoints of each run directory; one that was saved again has another stamp."""
         return self._on_leaders(self.catalog.committed, "list the run directory")
 
     def _prepare(self) -> None:
@@ -220,7 +221,7 @@ class Takeover:
         if self.resume == "scratch!":
             return ResumeChoice(None, ())
         if self.resume == "scratch":
-            committed = max(self._committed().values(), key=len)
+            committed = max(map(list, self._committed().values()), key=len)
             if committed:
                 raise CheckpointsExist(
                     f"{self.directory} holds {len(committed)} committed checkpoints, {committed[0]} the newest, and "

@@ -5,19 +5,23 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
 from resume_adapters.core.checkpoint import layout, retention
 from resume_adapters.core.checkpoint.catalog import Catalog, Summary, newest_first, number_in
+from resume_adapters.core.checkpoint.commit import PendingCheckpoint
 from resume_adapters.core.checkpoint.layout import SUPERSEDED, superseded_path
 from resume_adapters.core.checkpoint.remove import Fence, delete
 from resume_adapters.core.checkpoint.retention import Candidate, KeepAll, Plan, Policy
+from resume_adapters.core.checkpoint.thin import WeightsFiles, drop_state
 from resume_adapters.core.checkpoint.validity import CommitHistory, check_digests, read_manifest
+from resume_adapters.core.log import logger
 from resume_adapters.core.ranks import SINGLE_PROCESS, Ranks, run_on_all_ranks
 from resume_adapters.core.run_directory.control import ControlDirectory
-from resume_adapters.core.run_directory.upkeep import Placeholder
+from resume_adapters.core.run_directory.upkeep import Placeholder, set_aside
 from resume_adapters.core.storage.groups import StorageGroup
-from resume_adapters.errors import CheckpointDamaged, FormatTooNew
+from resume_adapters.errors import CheckpointDamaged, FencedOff, FormatTooNew, ResumeError
 
 
 def plan_prune(
@@ -77,7 +81,8 @@ def plan_prune(
     while True:
         found = run_on_all_ranks(leaders, look, "list the checkpoints")
         plan = _plan(found, keep, leaders.gather(now)[0], best, is_whole)
-        suspects = [*plan.remove, *list(plan.keep)[:_SUSPECTS]] if is_trusting and plan.remove else []
+        gone = [*plan.remove, *plan.thin]
+        suspects = [*gone, *list(plan.keep)[:_SUSPECTS]] if is_trusting and gone else []
         again = functools.partial(catalog.look_again, suspects)
         if not any(run_on_all_ranks(leaders, again, "look at the checkpoints")):
             return plan
@@ -117,7 +122,7 @@ def _plan(
     held = {name: reason for found in found_by_all for name, reason in found.held.items()}
     anchor = None
     for name in list(summaries):
-        if name not in partial and is_whole(name):
+        if name not in partial and not summaries[name].weights_only and is_whole(name):
             anchor = name
             break
         del summaries[name]
@@ -129,6 +134,7 @@ def _plan(
             each.metrics,
             superseded=name.endswith(SUPERSEDED) and name.removesuffix(SUPERSEDED) in summaries,
             partial=name in partial,
+            weights_only=each.weights_only,
         )
         for name, each in summaries.items()
     ]
@@ -136,7 +142,7 @@ def _plan(
     if best is not None and best not in summaries:
         best += SUPERSEDED
     plan = retention.plan_retention(candidates, keep, now=now, anchor=anchor, best=best, held=held)
-    return Plan({**plan.keep, **dict.fromkeys(sorted(unknown), _NOT_OURS)}, plan.remove)
+    return replace(plan, keep={**plan.keep, **dict.fromkeys(sorted(unknown), _NOT_OURS)})
 
 
 _NOT_OURS = "the journal has no commit of it under this name"
@@ -169,7 +175,7 @@ def prune(catalog: Catalog, plan: Plan, control: ControlDirectory, fence: Fence)
         fence: raises where a later start owns the run directory.
 
     Returns:
-        The plan as it was carried out: what could not be removed is kept.
+        The plan as it was carried out: what could not be removed is kept. What it thins is left as it is.
 
     Raises:
         FencedOff: a later start owns the run directory.
@@ -185,7 +191,7 @@ def prune(catalog: Catalog, plan: Plan, control: ControlDirectory, fence: Fence)
         else:
             control.journal.append("prune", checkpoint=name, reason=reason)
     remove = {name: reason for name, reason in plan.remove.items() if name not in held}
-    return Plan({**plan.keep, **held}, remove)
+    return replace(plan, keep={**plan.keep, **held}, remove=remove)
 
 
 Observed: TypeAlias = Callable[[Mapping[str, str]], contextlib.AbstractContextManager[Any]]
@@ -202,6 +208,7 @@ class Pruner:
         fence: raises where a later start owns the run directory.
         held: returns the names of checkpoints that must stay, each with the reason.
         observed: returns the context in which the checkpoints of a plan are removed, by name and reason.
+        weights: where the framework's checkpoints hold the weights, for a policy that keeps these alone.
     """
 
     def __init__(
@@ -214,6 +221,7 @@ class Pruner:
         fence: Fence,
         held: Callable[[], Mapping[str, str]],
         observed: Observed | None = None,
+        weights: WeightsFiles | None = None,
     ) -> None:
         self.directory = catalog.directory
         self._catalog = catalog
@@ -225,6 +233,8 @@ class Pruner:
         self._is_first = True
         self._held = held
         self._observed: Observed = contextlib.nullcontext if observed is None else observed
+        self._weights = weights
+        self._not_thinned: dict[str, str] = {}
 
     def prune(self, group: StorageGroup, best: str | None, just_committed: str | None = None) -> Plan:
         """Remove the checkpoints that the policy does not keep. The leaders of all run directories call it together.
@@ -251,10 +261,29 @@ class Pruner:
             best=best,
             just_committed=just_committed,
             leaders=group.leaders,
-            held=self._held,
+            held=lambda: {**self._not_thinned, **self._held()},
         )
-        with self._observed(plan.remove):
-            return prune(self._catalog, plan, self._control, self.fence)
+        with self._observed({**plan.thin, **plan.remove}):
+            thinned = {name + SUPERSEDED: reason for name, reason in plan.thin.items() if self._thin(name)}
+            return prune(self._catalog, replace(plan, remove={**thinned, **plan.remove}), self._control, self.fence)
+
+    def _thin(self, name: str) -> bool:
+        """Leave the weights of a checkpoint alone; return whether that is done. What fails is not tried again."""
+        assert self._weights is not None, "RunOptions refuses such a policy without them"
+        storage, path = self._catalog.storage, self.directory / name
+        shelve = functools.partial(set_aside, storage, fence=self.fence)
+        try:
+            step = self._catalog.summary(path).step
+            is_file = layout.has_sidecar(storage, path)
+            pending = PendingCheckpoint(storage, SINGLE_PROCESS, path, step, self.fence, shelve, is_file=is_file)
+            drop_state(pending, self._weights)
+        except FencedOff:
+            raise
+        except ResumeError as error:
+            reason = error.__cause__ or error
+            logger.warning("%s keeps all of its state, of which KeepWeights wanted the weights: %s", name, reason)
+            self._not_thinned[name] = f"could not be thinned: {reason}"
+        return name not in self._not_thinned
 
     def _keeps_all(self, just_committed: str) -> bool:
         """Return whether nothing can be removed after a commit, so that no checkpoint needs to be looked at."""

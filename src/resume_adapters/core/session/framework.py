@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from resume_adapters.core.checkpoint.manifest import PartEntry
+from resume_adapters.core.checkpoint.thin import WeightsFiles
 from resume_adapters.core.checkpoint.validity import ForeignDetector
 from resume_adapters.core.choices import Stage
 from resume_adapters.core.observed.walk import Subjects
@@ -92,6 +93,9 @@ class Framework(Protocol):
 
     def save(self, directory: Path) -> None:
         """Write the framework's own files into a pending checkpoint. Every rank calls it."""
+
+    def weights_files(self) -> WeightsFiles | None:
+        """Return where a checkpoint holds the weights; ``None`` where they cannot be kept without the rest."""
 
     def rehearse(self, context: RestoreContext) -> None:
         """Load the save that was just written as a resume would, into copies, and compare them with what lives.

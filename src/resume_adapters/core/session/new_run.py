@@ -54,6 +54,7 @@ def new_run(
         on_save_error=options.on_save_error,
         mirror=options.mirrors(),
         staging=framework.staging(options.stage),
+        weights=framework.weights_files(),
         **of_framework,
     )
     return ResumableRun(directory, given, ranks=ranks, storage=storage)

@@ -13,9 +13,12 @@ import functools
 import pickle
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, BinaryIO
 
 from resume_adapters.core.patching import replaced
+from resume_adapters.core.state.safe_load import data_classes
 
 _FILLED = (dict, list, set, OrderedDict, Counter)
 """What torch fills after it was made."""
@@ -142,6 +145,19 @@ def standing_in(names: Set[str] | None = None) -> Iterator[set[str]]:
         yield used
 
 
+def load(file: Path) -> Any:
+    """Return what a file holds, with stand-ins for what is neither torch's own nor of a class of data.
+
+    It changes nothing of torch meanwhile: the training may load something on another thread.
+    """
+    import torch
+
+    classes = {f"{each.__module__}.{each.__qualname__}": each for each in data_classes()}
+    unpickler = type("_Unpickler", (_Unpickler,), {"classes": classes, "used": set()})
+    module = SimpleNamespace(__name__=__name__, Unpickler=unpickler)
+    return torch.load(file, map_location="cpu", weights_only=False, mmap=True, pickle_module=module)
+
+
 def _loaded() -> dict[str, Any]:
     """Return what torch makes of a file, by name: what it knows, and what it was told of."""
     from torch import _weights_only_unpickler
@@ -169,13 +185,14 @@ class _Unpickler(pickle._Unpickler):
     """
 
     names: Set[str] | None = None
+    classes: Mapping[str, Any] = {}
     used: set[str]
     stack: list[Any]
     metastack: list[list[Any]]
 
     def __init__(self, file: BinaryIO, **options: Any) -> None:
         super().__init__(file, **options)
-        self._loaded = _loaded()
+        self._loaded = {**self.classes, **_loaded()}
         self._known = {id(each) for each in self._loaded.values()}
         self._absent: dict[str, type[Opaque]] = {}
 

@@ -49,6 +49,8 @@ class Remote:
     def __post_init__(self) -> None:
         require_url(self.url)
         require_type("keep", self.keep, Policy, "KeepLast(2)")
+        if self.keep is not None and self.keep.of_weights is not None:
+            raise UnsupportedSetting(f"Remote(keep={self.keep}): a mirror keeps whole copies, so leave KeepWeights out")
         if not isinstance(self.every, int) or self.every < 1:
             raise UnsupportedSetting(f"Remote(every={self.every!r}): expected a positive number of saves")
         if self.on_behind not in ("warn", "stop"):
