@@ -61,6 +61,22 @@ def test_going_on_by_samples(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     assert (again.loop.global_step, again.framework.schedule.last_epoch) == (4 + 3 + 8, 16)
 
 
+def test_ordinary_data_go_on_by_samples_where_whole_batches_are_done(tmp_path: Path) -> None:
+    """Four of six batches of four, then batches of two: the order of an undisturbed run, and the next pass's."""
+    whole = Launch(tmp_path / "whole", epochs=2)()
+    options: dict[str, Any] = {"on_batch_change": "keep-samples", "epochs": 2}
+    first = Launch(tmp_path / "run", killed_after(5), **options)
+    with pytest.raises(Killed):
+        first()
+    with pytest.raises(StateMismatch, match="16 samples of the pass are used, no whole number of batches of 3"):
+        Launch(tmp_path / "run", batch=3, **options)()
+    last = Launch(tmp_path / "run", batch=2, **options)()
+    for epoch in (0, 1):
+        seen = [sample for line in [*first.trace[:4], *last.trace] if line[0] == epoch for sample in line[2]]
+        assert seen == [sample for line in whole.trace if line[0] == epoch for sample in line[2]]
+    assert (last.loop.global_step, last.framework.schedule.last_epoch) == (4 + 3 + 11, 22)
+
+
 def test_a_schedule_of_the_users_goes_on_by_samples_too(tmp_path: Path) -> None:
     for batch, steps in ((4, 0), (3, 5)):
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
