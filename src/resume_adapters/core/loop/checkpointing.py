@@ -178,13 +178,18 @@ class LoopCheckpointing:
             self._name = None
         self.metrics.begin_manifest(step)
 
+    @property
+    def holds(self) -> bool:
+        """Whether the loop is within a restartable block, where :meth:`keep` holds the state."""
+        return self._session.held is not None
+
     def keep(self, epoch: int, step: int) -> None:
         """Hold the state of now, within a restartable block. Every rank calls it, with no gradients held.
 
         Args:
             epoch: the epoch that is running, from 0.
         """
-        if self._session.held is None:
+        if not self.holds:
             return
         self._framework.begin_save()
         self._epoch, self._step = epoch, step

@@ -70,7 +70,7 @@ class ResumableLoop:
         self._asked = AskedSaves()
         if run.ranks.world_size > 1:
             run.steps.duties["tell who waits for a save"] = self._asked.look
-        self._holds = self._session.held is not None
+        self._holds = self._checkpointing.holds
         self._has_moved = False
         self._is_in_steps = False
         self._is_accumulating = False
