@@ -60,6 +60,24 @@ CASES: dict[str, dict[str, Any]] = {
     "device-by-hand": {"device": "walled", "by_hand": True, "samples": 48},
 }
 
+SELDOM = (
+    "plain-augmented",
+    "plain-workers",
+    "plain-persistent",
+    "seedable-workers",
+    "stateful",
+    "stateful-workers",
+    "stream",
+    "odd-epochs",
+    "save-at-the-last-batch",
+    "unwrapped",
+    "registered-generator",
+    "own-generator",
+    "device-own-generator",
+    "device-by-hand",
+)
+"""What a loader may be is varied in the tests of the core too, and in ``torch_loop``."""
+
 
 @pytest.mark.parametrize(
     "case",
@@ -71,6 +89,7 @@ CASES: dict[str, dict[str, Any]] = {
         "by-hand",
         "unwrapped-last-batch",
         "device",
+        seldom=SELDOM,
     ),
 )
 def test_killed_twice_equals_never(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:

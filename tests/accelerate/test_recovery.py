@@ -45,15 +45,18 @@ def test_a_failure_changes_nothing_with_deepspeed(bench: contract.Bench, tmp_pat
         assert require_undisturbed(found)["in turn"] == [None, "memory", "memory", "memory", "disk"]
 
 
+SELDOM = [pytest.mark.thorough, pytest.mark.long]
+
+
 @pytest.mark.usefixtures("sharding")
 @pytest.mark.parametrize(
     ("ranks", "settings"),
     [
         (2, {"FSDP": "SHARDED_STATE_DICT"}),
-        pytest.param(2, {"FSDP": "SHARDED_STATE_DICT", "KEEPS_WHOLE": "1"}, marks=pytest.mark.thorough),
+        pytest.param(2, {"FSDP": "SHARDED_STATE_DICT", "KEEPS_WHOLE": "1"}, marks=SELDOM),
         pytest.param(4, {"FSDP": "SHARDED_STATE_DICT", "REPLICAS": "2"}, marks=pytest.mark.thorough),
-        pytest.param(2, {"FSDP": "FULL_STATE_DICT"}, marks=pytest.mark.thorough),
-        pytest.param(4, {"FSDP": "FULL_STATE_DICT", "REPLICAS": "2"}, marks=pytest.mark.thorough),
+        pytest.param(2, {"FSDP": "FULL_STATE_DICT"}, marks=SELDOM),
+        pytest.param(4, {"FSDP": "FULL_STATE_DICT", "REPLICAS": "2"}, marks=SELDOM),
     ],
 )
 def test_a_failure_changes_nothing_with_fsdp(

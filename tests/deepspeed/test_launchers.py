@@ -21,6 +21,7 @@ CONFIG = {"stage": 3, "rank_seeds": True, "augment": True}
 
 
 @pytest.mark.thorough
+@pytest.mark.long
 def test_torchrun_and_then_the_deepspeed_launcher(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     expected = reference(CONFIG, 2)
     command = [str(bench.script), "config.json"]

@@ -348,6 +348,7 @@ def test_settings_without_an_exact_resume_are_refused(setting: str, bench: contr
 
 
 @pytest.mark.thorough
+@pytest.mark.long
 def test_a_hundred_runs_of_one_engine_leave_nothing(bench: contract.Bench, tmp_path: Path) -> None:
     tensorboard = {"enabled": True, "output_path": "logs", "job_name": "run"}
     trackers = {"tensorboard": tensorboard} if importlib.util.find_spec("tensorboard") else {}

@@ -48,6 +48,16 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
     "three-ranks-rebuilt-buckets": (3, {"samples": 150, "width": 40_000}),
 }
 
+SELDOM = (
+    "two-optimizers-evaluation",
+    "unwrapped",
+    "two-ranks-limited",
+    "two-ranks-own-buffers",
+    "device-scaler",
+    "two-ranks-device",
+)
+"""Accelerate's tests vary them as well, and the loop is the same."""
+
 
 @pytest.mark.parametrize(
     "case",
@@ -56,6 +66,7 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
         "workers-ema",
         "device",
         "two-ranks",
+        seldom=SELDOM,
     ),
 )
 def test_killed_twice_equals_never(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
@@ -177,6 +188,7 @@ def test_a_finished_run_launched_again_does_nothing(bench: contract.Bench, refer
 
 
 @pytest.mark.thorough
+@pytest.mark.long
 def test_a_hundred_runs_of_one_fabric_leave_nothing(bench: contract.Bench, tmp_path: Path) -> None:
     """Law 12."""
     contract.opened_and_closed_leaves_nothing(bench, tmp_path, {"save_every": 1, "accumulate": 1})

@@ -83,6 +83,31 @@ CASES: dict[str, dict[str, Any]] = {
     "device-lora": job(device="walled", lora=True, beside_lora=True),
 }
 
+SELDOM = (
+    "augmented",
+    "augmented-workers",
+    "masking-collator-persistent",
+    "plain-sampler-persistent",
+    "datasets-map",
+    "stream-augmented",
+    "stream-persistent",
+    "stream-set-epoch",
+    "datasets-stream",
+    "datasets-stream-set-epoch",
+    "elastic-map",
+    "elastic-map-workers",
+    "elastic-shards",
+    "elastic-shards-persistent",
+    "save-each-epoch",
+    "boundary-persistent",
+    "evaluations-own-generator",
+    "evaluate-each-epoch",
+    "registered-generator",
+    "device-own-generator",
+    "device-lora",
+)
+"""What a loader may be is varied in the tests of the core too, and in ``torch_loop``."""
+
 
 @pytest.mark.parametrize(
     "case",
@@ -94,6 +119,7 @@ CASES: dict[str, dict[str, Any]] = {
         "lora-and-more",
         "ema",
         "device",
+        seldom=SELDOM,
     ),
 )
 def test_killed_twice_equals_never(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:

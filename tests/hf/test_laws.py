@@ -393,10 +393,12 @@ EACH = {send["event"] for send in EVENTS}
 OFTEN = ({"on_step_begin", "on_prediction_step", "on_save"}, "rank 1 alone")
 """The events at which each run stops two ranks, and whom a signal reaches then."""
 
+SELDOM = [pytest.mark.thorough, pytest.mark.long]
+
 
 @pytest.mark.parametrize(
     ("events", "whom"),
-    [OFTEN, *(pytest.param(EACH, whom, marks=pytest.mark.thorough) for whom in contract.WHOM)],
+    [OFTEN, *(pytest.param(EACH, whom, marks=SELDOM) for whom in contract.WHOM)],
     ids=lambda value: value if isinstance(value, str) else f"{len(value)} events",
 )
 def test_a_stop_stops_all_ranks_together(

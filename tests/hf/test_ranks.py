@@ -43,11 +43,19 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
     ),
 }
 
+SELDOM = (
+    "augmented-workers",
+    "plain-sampler",
+    "dispatched-stream-filled-up",
+    "ema",
+)
+"""They are varied on one rank too."""
+
 UNSAVED = ("map", "three-ranks")
 """These are killed before their first save too, when nothing on the disk depends on the case."""
 
 
-@pytest.mark.parametrize("case", often(CASES, "map"))
+@pytest.mark.parametrize("case", often(CASES, "map", seldom=SELDOM))
 def test_killed_twice_equals_never(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     ranks, config = CASES[case]
     kills = [*([FIRST] if case in UNSAVED else []), EARLY, MIDDLE]

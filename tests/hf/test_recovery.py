@@ -35,7 +35,7 @@ def test_a_failure_changes_nothing_with_deepspeed(bench: contract.Bench, tmp_pat
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("kind", ["SHARDED_STATE_DICT", "FULL_STATE_DICT"])
+@pytest.mark.parametrize("kind", [pytest.param("SHARDED_STATE_DICT", marks=pytest.mark.long), "FULL_STATE_DICT"])
 def test_a_failure_changes_nothing_with_fsdp(bench: contract.Bench, tmp_path: Path, kind: str) -> None:
     recovering.failures_change_nothing(bench.server, JOB, tmp_path, 2, settings={"FSDP": kind}, replicated=False)
 

@@ -73,6 +73,32 @@ CASES: dict[str, dict[str, Any]] = {
     "no-path": {"ckpt_path": None},
 }
 
+SELDOM = (
+    "map",
+    "augmented",
+    "augmented-workers",
+    "epochs",
+    "epochs-persistent",
+    "stateful",
+    "stateful-epochs",
+    "stream",
+    "stream-epochs",
+    "sized-stream",
+    "combined",
+    "combined-to-the-shortest",
+    "combined-stream",
+    "validation-saves",
+    "several",
+    "plateau-train",
+    "averaging",
+    "registered-generator",
+    "own-generator",
+    "device-own-generator",
+    "device-manual",
+    "max-steps-bf16-true",
+)
+"""What a loader may be is varied in the tests of the core too, and in ``torch_loop``."""
+
 
 @pytest.mark.parametrize(
     "case",
@@ -86,6 +112,7 @@ CASES: dict[str, dict[str, Any]] = {
         "ema-validation",
         "no-path",
         "device",
+        seldom=SELDOM,
     ),
 )
 def test_killed_twice_equals_never(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:

@@ -449,6 +449,7 @@ def test_a_full_disk_on_one_of_two_ranks_leaves_nobody_waiting(bench: contract.B
 
 
 @pytest.mark.thorough
+@pytest.mark.long
 def test_a_hundred_fits_in_one_process_leave_nothing(bench: contract.Bench, tmp_path: Path) -> None:
     has_tensorboard = importlib.util.find_spec("tensorboard") is not None
     config = {

@@ -30,11 +30,20 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
     "three-ranks-unused": (3, {"width": 64, "strategy": "ddp_find_unused_parameters_true"}),
 }
 
+SELDOM = (
+    "workers",
+    "stateful",
+    "epochs",
+    "ema",
+    "three-ranks-unused",
+)
+"""They are varied on one rank too."""
+
 UNSAVED = ("map", "three-ranks")
 """These are killed before their first save too, when nothing on the disk depends on the case."""
 
 
-@pytest.mark.parametrize("case", often(CASES, "validation"))
+@pytest.mark.parametrize("case", often(CASES, "validation", seldom=SELDOM))
 def test_killed_twice_equals_never(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     ranks, config = CASES[case]
     kills = [*([FIRST] if case in UNSAVED else []), EARLY, MIDDLE]

@@ -45,7 +45,7 @@ def test_a_failure_behind_a_schedule_that_moves_with_the_epoch_changes_nothing(
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("kind", ["SHARDED_STATE_DICT", "FULL_STATE_DICT"])
+@pytest.mark.parametrize("kind", ["SHARDED_STATE_DICT", pytest.param("FULL_STATE_DICT", marks=pytest.mark.long)])
 def test_a_failure_changes_nothing_with_fsdp(bench: contract.Bench, tmp_path: Path, kind: str) -> None:
     recovering.failures_change_nothing(bench.server, JOB, tmp_path, 2, settings={"FSDP": kind}, replicated=False)
 

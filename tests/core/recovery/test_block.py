@@ -79,6 +79,7 @@ def test_a_process_that_is_stopped_is_named(server: Server, tmp_path: Path) -> N
 
 
 @pytest.mark.thorough
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_fifty_recoveries_leave_nothing_behind(server: Server, tmp_path: Path) -> None:
     """After the first few, which make what a process makes once."""
@@ -98,7 +99,9 @@ def test_fifty_recoveries_leave_nothing_behind(server: Server, tmp_path: Path) -
     assert not list((tmp_path / "memory-of-node-0").iterdir())
 
 
-@pytest.mark.parametrize(("ranks", "nodes"), [(2, 2), pytest.param(4, 2, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    ("ranks", "nodes"), [(2, 2), pytest.param(4, 2, marks=[pytest.mark.thorough, pytest.mark.long])]
+)
 def test_ranks_on_several_nodes_go_on_in_memory(server: Server, tmp_path: Path, ranks: int, nodes: int) -> None:
     """Each node has a memory of its own, and gets from the others what its ranks have not written."""
     last = ranks - 1

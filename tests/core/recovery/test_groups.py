@@ -128,6 +128,7 @@ print(statuses)
 
 
 @pytest.mark.thorough
+@pytest.mark.long
 def test_a_process_that_ends_while_its_groups_are_dropped_ends_well() -> None:
     found = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     assert found.stdout == "{0}\n", found.stderr[-2000:]
