@@ -103,7 +103,7 @@ def thorough(session: nox.Session) -> None:
 
 @nox.session
 def long(session: nox.Session) -> None:
-    """Run what ``thorough`` leaves out: further cases of tests of a minute, most of them of recovery."""
+    """Run what ``thorough`` leaves out: cases that others vary as well, and further ones of tests of a minute."""
     install(session, "-e", ".[test-all]")
     run_tests(session, require="hf,lightning,accelerate,deepspeed", only="long")
 
