@@ -8,9 +8,11 @@ import os
 import re
 import time
 import uuid
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -158,10 +160,10 @@ class RunDirectory:
             return self.control().status.read()
         return None
 
-    def launches(self) -> list[Launch]:
-        """Return the launches of the run, oldest first, as its journal and its last status have them."""
-        status, resumes_from = self.status(), self.anchor.step if self.anchor else 0
-        return launches(self.control().journal.history(), status, observed_state(status), resumes_from or 0)
+    def launches(self, history: Iterable[Mapping[str, Any]], status: RunStatus | None) -> list[Launch]:
+        """Return the launches of the run, oldest first, as the entries of its journal and its last status have them."""
+        resumes_from = self.anchor.step if self.anchor else 0
+        return launches(history, status, observed_state(status), resumes_from or 0)
 
 
 def resolved(path: Path) -> Path:

@@ -123,9 +123,7 @@ class TrainingData:
         """Resume after some micro-batches of the epoch."""
         self.consumed = consumed
         context = self._session.context
-        if self._first_slice is not None and not (
-            context is not None and context.has_other_ranks
-        ):  # which need another
+        if self._first_slice is not None and (context is None or not context.has_other_ranks):  # which need another
             self._first_slice.restore(send_to_device(first_slice, self._trainer.args.device))
 
     def end_pass(self, state: TrainerRankState) -> None:

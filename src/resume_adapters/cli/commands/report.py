@@ -57,7 +57,7 @@ def report(
 def describe(run: RunDirectory) -> Document:
     """Describe what became of a run; times are seconds since 1970, durations are in seconds."""
     history, status = list(run.control().journal.history()), run.status()
-    found = run.launches()
+    found = run.launches(history, status)
     spent = goodput(found)
     manifests = {row.path.name: row.manifest for row in run.rows if row.manifest is not None}
     return {

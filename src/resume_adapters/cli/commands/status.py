@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -50,7 +50,7 @@ def list_checkpoints(
         document = {
             "run_directory": runs[0].place,
             "checkpoints": [_checkpoint(runs[0], row, marked) for row in runs[0].rows],
-            "recoveries": [] if url else _recoveries(runs[0]),
+            "recoveries": [] if url else _recoveries(runs[0].control().journal.history()),
         }
         show(document, json, lambda found: _list(found, wanted.metric if wanted else None))
     else:
@@ -120,10 +120,9 @@ def _entries(row: CheckpointInfo | None) -> list[Document]:
     return [msgspec.to_builtins(each) for each in (row.manifest.parts if row and row.manifest else ())]
 
 
-def _recoveries(run: RunDirectory) -> list[Document]:
+def _recoveries(history: Iterable[dict[str, Any]]) -> list[Document]:
     """Return the failures after which the run went on without a launch of its own, oldest first."""
     known = ("time", "level", "rank", "error", "step", "lost", "seconds")
-    history = run.control().journal.history()
     return [{name: entry.get(name) for name in known} for entry in history if entry["event"] == "recovery"]
 
 
@@ -136,8 +135,8 @@ def describe(run: RunDirectory) -> Document:
     """
     found = run.status()
     anchor, newest = None if run.refused else run.anchor, run.newest
-    is_running = observed_state(found) is RunState.RUNNING
-    wasted = wasted_launches(run.control().journal.history(), is_running=is_running)
+    is_running, history = observed_state(found) is RunState.RUNNING, list(run.control().journal.history())
+    wasted = wasted_launches(history, is_running=is_running)
     last = max((known for known in (found, newest) if known), key=lambda known: known.step, default=None)
     # A commit may be newer than the live status, in which case that save is done.
     ahead = found is not None and last is not None and found.next_save is not None and found.next_save > last.step
@@ -159,8 +158,8 @@ def describe(run: RunDirectory) -> Document:
         "resumes_from": _checkpoint(run, anchor, run.best(None)) if anchor else None,
         "cursor": anchor.manifest.cursor if anchor and anchor.manifest else {},
         "parts": _entries(anchor),
-        "recoveries": _recoveries(run),
-        "goodput": goodput(run.launches()).share,
+        "recoveries": _recoveries(history),
+        "goodput": goodput(run.launches(history, found)).share,
         "without_progress": msgspec.to_builtins(wasted),
         "refused": run.refused.reason if run.refused else None,
         "damaged": [row.path.name for row in run.damaged],

@@ -27,8 +27,8 @@ from resume_adapters.core.run_directory.upkeep import set_aside, warn_if_short
 from resume_adapters.core.saving.engine import SaveEngine, SaveRequest
 from resume_adapters.core.saving.staging import Staging
 from resume_adapters.core.storage.base import Bytes, is_full, read_pieces
-from resume_adapters.core.storage.groups import StorageGroup
-from resume_adapters.core.tiers.tier import is_one_file, write_copy
+from resume_adapters.core.storage.groups import StorageGroup, shared_by_all
+from resume_adapters.core.tiers.tier import Fetch
 from resume_adapters.errors import PeerFailed, ResumeError, SaveFailed, UnsupportedSetting
 
 _MOST = 3
@@ -350,21 +350,21 @@ class Saver:
         One rank calls it; the memory of its node has the files of all.
         """
         context = self._context
-        storage, fence, manifest = context.storage, context.require_owned, read_manifest(context.storage, source)
-        aside = functools.partial(set_aside, storage, fence=fence)
-        is_file = is_one_file(source.name, manifest)
-        path = context.directory / source.name
-        pending = PendingCheckpoint(storage, SINGLE_PROCESS, path, manifest.step, fence, aside, is_file=is_file)
+        storage, group = context.storage, shared_by_all(SINGLE_PROCESS)
 
         def read(entry: FileEntry) -> Iterator[Bytes]:
             return read_pieces(storage, layout.locate(storage, source, entry.path))
 
-        try:
-            write_copy(pending, manifest, manifest.files, read, str(source))
-            pending.announce(context.options.latest, context.control.journal.append, manifest)
-            pending.set_replaced_aside()
-        finally:
-            pending.release()
+        copies = Fetch(
+            storage,
+            SINGLE_PROCESS,
+            group,
+            context.directory,
+            context.require_owned,
+            context.control.journal,
+            context.options.latest,
+        )
+        copies.copy(source.name, read_manifest(storage, source), read, str(source))
 
     def copy_of(self, tensor: Any) -> Any:
         """Return the copy of a tensor that is not distributed in the save under way; ``None`` where it has none."""

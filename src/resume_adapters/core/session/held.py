@@ -257,7 +257,8 @@ class HeldCall:
 
     def write(self, memory: Path, ranks: Ranks, group: StorageGroup, name: Moment | None, source: int | None) -> Path:
         """Write the state that is held as a checkpoint into a directory: see :meth:`HeldTraining.write`."""
-        moment = self._go_back(ranks, name, source)
+        moment = self._moment_of(name)
+        self._go_back(ranks, moment, source)
         path = memory / moment.form.name
         buffers = {key: taken.content for key, taken in moment.buffers.items()}
         self._write(path, moment, {BUFFERS: StaticState(buffers)}, ranks, group, "recovery")
@@ -277,24 +278,23 @@ class HeldCall:
         path = self.directory / moment.form.name
         is_there = path.name in catalog.committed() and catalog.summary(path).step == moment.step
         if not ranks.gather(is_there)[0]:
-            self._go_back(ranks, name, source)
+            self._go_back(ranks, moment, source)
             self._write(path, moment, {}, ranks, shared_by_all(ranks), "failed", is_last=True)
         return path.name
 
-    def _moment_of(self, name: Moment) -> _Moment:
+    def _moment_of(self, name: Moment | None) -> _Moment:
         held = [self._moment, *(each for each, _ in self._former)]
         found = next((each for each in held if each is not None and each.name == name), None)
         assert found is not None, "it has said that it holds it"
         return found
 
-    def _go_back(self, ranks: Ranks, name: Moment | None, source: int | None) -> _Moment:
-        """Restore what has changed since a moment that is held, and return it."""
-        moment, earlier = self._moment, list[HeldSchedule]()
+    def _go_back(self, ranks: Ranks, moment: _Moment, source: int | None) -> None:
+        """Restore what has changed since a moment that is held."""
+        earlier, since = list[HeldSchedule](), self._moment
         for each, moved in self._former:
-            if moment is None or moment.name == name:
+            if since is moment:
                 break
-            moment, earlier = each, [*moved, *earlier]
-        assert moment is not None and moment.name == name, "it has said that it holds it"
+            since, earlier = each, [*moved, *earlier]
         assert self._buffers is not None, "a step was held"
         if not self._buffers.is_intact(moment.buffers):
             raise SaveFailed(
@@ -304,7 +304,6 @@ class HeldCall:
         if source is not None:
             self.attempt.updates.take_from(source, ranks, outermost(self._modules))
         self._buffers.restore(moment.buffers)
-        return moment
 
     def _write(
         self,

@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from resume_adapters.core.checkpoint import layout
 from resume_adapters.core.checkpoint.commit import PendingCheckpoint
@@ -197,23 +197,37 @@ class Fetch:
             TierUnavailable: the tier does not answer.
             SaveFailed: a file could not be written.
         """
-        manifest = found.manifest
+        read, source = functools.partial(tier.read, found), f"{tier.label}/{found.place}"
+        self.copy(found.name, found.manifest, read, source, fetched_from=tier.label)
+
+    def copy(self, name: str, manifest: Manifest, read: Read, source: str, **facts: Any) -> None:
+        """Commit a copy of a checkpoint in the run directory. All ranks that share the directory call it.
+
+        Args:
+            name: of the checkpoint.
+            manifest: that of the original.
+            read: reads a file of it.
+            source: where it is, for messages.
+            facts: what else the entry of the journal says.
+
+        Raises:
+            ResumeError: as :meth:`bring` does.
+        """
         pending = PendingCheckpoint(
             self.storage,
             self.ranks,
-            self.directory / found.name,
+            self.directory / name,
             manifest.step,
             self.fence,
             lambda away: set_aside(self.storage, away, self.fence),
-            is_file=is_one_file(found.name, manifest),
+            is_file=is_one_file(name, manifest),
             storage_group=shared_by_all(self.ranks),
         )
         mine = [entry for entry in manifest.files if self.group.owner_in_group(entry.rank) == self.group.rank]
-        read = functools.partial(tier.read, found)
         try:
-            write_copy(pending, manifest, mine, read, f"{tier.label}/{found.place}")
+            write_copy(pending, manifest, mine, read, source)
             if self.ranks.rank == 0:
-                pending.announce(self.latest, self.journal.append, manifest, fetched_from=tier.label)
+                pending.announce(self.latest, self.journal.append, manifest, **facts)
                 pending.set_replaced_aside()
         finally:
             pending.release()
