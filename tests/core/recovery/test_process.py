@@ -178,7 +178,7 @@ def test_where_torchrun_is_killed_the_step_is_saved_and_all_processes_end(
         children = job.children()
         job.process.kill()
         job.wait()
-        time.sleep(2.0)  # in which both ranks find it; the vote is read one step later
+        time.sleep(6.0)  # in which both ranks find it; the vote is read one step later
         (tmp_path / "go on").touch()
         _, alive = psutil.wait_procs(children, WITHIN)
         assert not alive

@@ -6,7 +6,6 @@ meet before such a save, and the thread of a rank's monitor, which nothing holds
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import time
 from typing import Any
@@ -28,6 +27,8 @@ class AskedSaves:
         self.begun = 0
         self._number = next(_numbers)
         self._meetings = 0
+        self._watched: Any = None
+        self._is_gone = False
 
     def meet(self, step: int) -> None:
         """Wait until every rank asks for a save here.
@@ -50,11 +51,20 @@ class AskedSaves:
 
     def look(self) -> None:
         """Tell the ranks that wait that this one has gone on; called once a second, on the thread of the monitor."""
-        with contextlib.suppress(RuntimeError, ValueError):  # the rank with the store, or the group, has ended
-            store = self._store()
+        if self._is_gone:
+            return
+        try:
+            if self._watched is None:  # a connection of its own: on a shared one it would wait for the training
+                store = self._store()
+                self._watched = store.clone() if hasattr(store, "clone") else store  # torch 2.8 and later
+            store = self._watched
             meeting = store.get("asked").decode() if store.check(["asked"]) else ""
             if meeting and self.begun > int(meeting.partition("/")[2]):
                 store.set(f"{meeting}/passed", "")
+        except ValueError:
+            return  # there is no group yet, or no more
+        except RuntimeError:  # the process with the store has ended
+            self._is_gone = True  # for each further call torch would print a page
 
     def _store(self) -> Any:
         from torch.distributed.distributed_c10d import PrefixStore, _get_default_store  # seam: torch 2.6-2.13

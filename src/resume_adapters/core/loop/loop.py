@@ -67,10 +67,10 @@ class ResumableLoop:
         self._resumed: Resumed | None = None
         self._extent = Extent(None, None)
         self._due = self._is_due_in_memory = self._is_asked = False
-        self._asked = AskedSaves()
-        if run.ranks.world_size > 1:
-            run.steps.duties["tell who waits for a save"] = self._asked.look
         self._holds = self._checkpointing.holds
+        self._asked = AskedSaves()
+        if run.ranks.world_size > 1 and not self._holds:  # a restartable block notices by itself
+            run.steps.duties["tell who waits for a save"] = self._asked.look
         self._has_moved = False
         self._is_in_steps = False
         self._is_accumulating = False
