@@ -79,3 +79,13 @@ def test_containers_of_the_standard_library_come_back_as_what_they_are(
     assert plain == {"point": (1.0, [2]), "bag": {"a": 1}, "made": {"a": 1}}
     assert [type(each) for each in plain.values()] == [tuple, dict, dict]
     assert caplog.text.count("lossy holds a ") == 3 and "Point: a checkpoint keeps what is in it" in caplog.text
+
+
+def test_tensors_lie_where_torch_would_put_them(tmp_path: Path) -> None:
+    """The last bit of a matrix product depends on where its factors lie, and an object may keep what it is given."""
+    state = {f"of {size}": torch.arange(float(size)) for size in (1, 3, 7, 100)}
+    job = Miniature(tmp_path)
+    job.run.saver.save("checkpoint-10", 10, GivenContent(lambda path: None, {"kept": StaticState(state)}))
+    job.run.saver.flush()
+    found = read_part(CheckpointFiles(LocalStorage(), tmp_path / "checkpoint-10", None), "kept")
+    assert {name: each.data_ptr() % 64 for name, each in found.items()} == dict.fromkeys(state, 0)

@@ -43,8 +43,15 @@ def write_part(write: Write, directory: Path, name: str, document: bytes, tensor
     write(directory / f"{name}.json", document)
 
 
-def read_part(files: CheckpointFiles, name: str, rank: int | None = None) -> Any:
+def read_part(files: CheckpointFiles, name: str, rank: int | None = None, *, copies: bool = True) -> Any:
     """Read a part's tree; with ``rank``, that rank's own copy where it has one. ``None`` where there is no such part.
+
+    Args:
+        files: those of the checkpoint.
+        name: of the part.
+        rank: see above.
+        copies: return tensors that lie where torch would put them. In the file they may lie at any byte, and the last
+            bit of a matrix product depends on that. Otherwise what nobody looks at is not read.
 
     Raises:
         CheckpointDamaged: the part's files do not fit together.
@@ -57,8 +64,8 @@ def read_part(files: CheckpointFiles, name: str, rank: int | None = None) -> Any
     tensors_file = files.find(f"{EXTRAS}/{name}.safetensors")
     content = files.read(document)
     try:
-        tensors = {} if tensors_file is None else _tensors(tensors_file)
-        return encoding.decode(content, tensors)
+        mapped = {} if tensors_file is None else _tensors(tensors_file)
+        return encoding.decode(content, {key: each.clone() for key, each in mapped.items()} if copies else mapped)
     except ValueError as error:
         raise CheckpointDamaged(
             f"{document} does not fit {name}.safetensors: {error}", path=files.checkpoint
@@ -66,7 +73,7 @@ def read_part(files: CheckpointFiles, name: str, rank: int | None = None) -> Any
 
 
 def _tensors(file: Path) -> dict[str, Any]:
-    """Read a safetensors file, which is mapped into memory: what nobody looks at is not read.
+    """Map a safetensors file into memory.
 
     Raises:
         ValueError: it is not one.
@@ -90,7 +97,7 @@ def require_readable(files: CheckpointFiles, entries: Iterable[FileEntry]) -> No
         path = PurePosixPath(entry.path)
         require_plain(files.require(entry.path))
         if path.parent.name == EXTRAS and path.suffix == ".json":
-            read_part(files, path.stem)
+            read_part(files, path.stem, copies=False)
 
 
 def restore_part(name: str, part: Stateful, saved: Any, *, verify: bool) -> None:
