@@ -24,7 +24,7 @@ BUDGETS = {
     "core/run_directory": 1070,
     "core/saving": 700,
     "core/session": 2270,
-    "core/state": 1810,
+    "core/state": 1830,
     "core/stop": 370,
     "core/storage": 470,
     "core/tiers": 1210,

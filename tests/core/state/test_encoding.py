@@ -167,6 +167,31 @@ def test_tensors_that_share_a_storage_come_back_each_with_its_own() -> None:
     assert [each.untyped_storage().nbytes() for each in tensors.values()] == [8], "a view does not carry its base along"
 
 
+def test_what_fills_its_memory_comes_back_in_its_layout() -> None:
+    """Kernels are chosen by the layout, and the order of a sum is that of the memory."""
+    image = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    value = {
+        "channels last": image,
+        "of ones": torch.randn(5, 1, 1, 3).to(memory_format=torch.channels_last),
+        "complex": torch.randn(2, 3, dtype=torch.complex128).t(),
+        "turned": torch.randn(2, 3).t(),
+        "array": np.asfortranarray(np.ones((2, 3))),
+    }
+    back = through_disk(value)
+    assert first_difference(value, back) is None
+    assert [back[name].stride() for name in list(value)[:-1]] == [value[name].stride() for name in list(value)[:-1]]
+    assert back["array"].flags.f_contiguous
+    assert through_disk(image[:, ::2]).is_contiguous(), "with its gaps it would be larger than what is in the file"
+    assert encoding.digest_of(image) == encoding.digest_of(image.contiguous())
+
+
+@pytest.mark.parametrize("strides", [[1 << 40, 1], [0, 0], [-1, 1], [1], "x"])
+def test_a_layout_that_no_tensor_of_that_shape_has_is_refused(strides: Any) -> None:
+    node = {"$": "tensor", "key": "0", "strides": strides}
+    with pytest.raises(ValueError):
+        encoding.decode(msgspec.json.encode(node), {"0": torch.zeros(2, 3)})
+
+
 def test_conjugate_and_negative_views_come_back_by_value() -> None:
     number = torch.tensor([1 + 2j])
     for lazy in (number.conj(), number.conj().imag):
@@ -288,7 +313,14 @@ def test_one_flipped_bit_of_a_tensor_is_a_difference(tensor: torch.Tensor, data:
 
 def test_an_outline_has_the_key_of_each_tensor_and_all_other_values() -> None:
     tree = {
-        "weights": [torch.zeros(2), np.zeros(3), np.float32(1.0), b"words", torch.zeros(1, dtype=torch.complex128)],
+        "weights": [
+            torch.zeros(2),
+            np.zeros(3),
+            np.float32(1.0),
+            b"words",
+            torch.zeros(1, dtype=torch.complex128),
+            torch.ones(2, 3).t(),
+        ],
         "rest": (1, {2: 1 << 70}, {"x"}, float("nan"), torch.float32),
     }
     document, tensors = encoding.encode(tree)

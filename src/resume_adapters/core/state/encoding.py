@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -164,9 +164,13 @@ def encode(tree: Any) -> tuple[bytes, dict[str, torch.Tensor]]:
     Raises:
         NotSerialisable: the tree holds an object that is not data; the message names its place.
     """
-    tensors: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = _WithLayouts()
     document = msgspec.json.encode(_encode(tree, "", tensors))
     return document, _unshared(tensors)
+
+
+class _WithLayouts(dict[str, Any]):
+    """The tensors of a tree that is decoded again; of one that is only digested, what counts is in them."""
 
 
 def merged(document: bytes, fields: Mapping[str, Any]) -> bytes:
@@ -220,6 +224,8 @@ def _bare(node: Any) -> Any:
         return _bare(node["of"])
     if node.get("$") == "device":
         return _bare(node["of"][1])
+    if node.get("$") == "tensor":
+        return {"$": "tensor", "key": node["key"]}
     return {key: _bare(item) for key, item in node.items()}
 
 
@@ -239,7 +245,7 @@ def _encode(value: Any, where: str, tensors: dict[str, torch.Tensor]) -> Any:
         return _encode_tensor(value, where, tensors)
     if isinstance(value, np.ndarray | np.generic):
         kind = "array" if isinstance(value, np.ndarray) else "scalar"
-        array = _require_numeric(np.array(value, order="C"), where)
+        array = _require_numeric(np.array(value), where)
         return {"$": kind, "of": _encode(torch.from_numpy(array), where, tensors)}
     if isinstance(value, bytes | bytearray):
         content = torch.frombuffer(bytearray(value), dtype=torch.uint8) if value else torch.empty(0, dtype=torch.uint8)
@@ -310,11 +316,38 @@ def _encode_tensor(value: torch.Tensor, where: str, tensors: dict[str, torch.Ten
         plain = value.detach()  # not coalesced: the order of its parts is that of a later sum
         parts = [plain._indices(), plain._values(), [*plain.shape], plain.is_coalesced()]  # seam: torch 2.6-2.13
         return {"$": "sparse", "of": _encode(parts, where, tensors)}
-    plain = _require_dense(value, where).detach().resolve_conj().resolve_neg().contiguous()
-    if plain.dtype in (torch.complex128, torch.complex32):  # safetensors lacks these two types
-        parts = _encode_tensor(torch.view_as_real(plain), where, tensors)
-        return {"$": "complex", "of": parts}
-    return _add_tensor(plain, where, tensors)
+    dense = _require_dense(value, where).detach().resolve_conj().resolve_neg()
+    if dense.dtype in (torch.complex128, torch.complex32):  # safetensors lacks these two types
+        return {"$": "complex", "of": _encode_tensor(torch.view_as_real(dense), where, tensors)}
+    node = _add_tensor(dense.contiguous(), where, tensors)
+    if isinstance(tensors, _WithLayouts) and dense.dim() > 1 and _is_unusual(dense):
+        node["strides"] = list(dense.stride())
+    return node
+
+
+def _is_unusual(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor lies otherwise than a new one would; also one of channels_last with a single channel."""
+    import torch
+
+    new = torch.empty(tensor.shape, device="meta")
+    return new.stride() != tensor.stride() and _lies_densely(tensor.shape, tensor.stride())
+
+
+def _lies_densely(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Return whether a tensor of that layout fills its memory: a permuted one, such as one of channels_last."""
+    import torch
+
+    size = torch.empty_strided(shape, strides, dtype=torch.uint8, device="meta").untyped_storage().nbytes()
+    return size == math.prod(shape)
+
+
+def _laid_out(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    """Return a tensor in the layout that it had: kernels are chosen by it, and so is the order of a sum."""
+    import torch
+
+    if not _lies_densely(tensor.shape, strides):
+        raise ValueError(f"a tensor of shape {list(tensor.shape)} cannot have the strides {strides}")
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)
 
 
 def _add_tensor(plain: torch.Tensor, where: str, tensors: dict[str, torch.Tensor]) -> Any:
@@ -364,7 +397,8 @@ def _decode(node: Any, tensors: dict[str, torch.Tensor]) -> Any:
         return {key: _decode(item, tensors) for key, item in node.items()}
     kind = node["$"]
     if kind == "tensor":
-        return tensors[node["key"]]
+        found = tensors[node["key"]]
+        return _laid_out(found, node["strides"]) if "strides" in node else found
     return _DECODERS[kind](node["of"], tensors)
 
 
@@ -438,7 +472,8 @@ def digest(document: bytes, tensors: dict[str, torch.Tensor]) -> str:
 
 def digest_of(tree: Any) -> str | None:
     """Return the digest of a tree, or ``None`` if it holds an object that is not data."""
+    tensors: dict[str, torch.Tensor] = {}
     try:
-        return digest(*encode(tree))
+        return digest(msgspec.json.encode(_encode(tree, "", tensors)), tensors)
     except NotSerialisable:
         return None
