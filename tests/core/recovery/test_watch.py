@@ -130,41 +130,6 @@ def test_who_leaves_by_itself_is_not_interrupted() -> None:
     assert peer.calls[0] == "leave"
 
 
-def test_a_handler_of_the_signal_that_has_come_late_does_not_raise() -> None:
-    peer = Peer()
-    with peer.watch.leading_out(30):
-        handler = signal.getsignal(signal.SIGURG)
-    assert callable(handler)
-    handler(signal.SIGURG, None)
-    peer.watch._interruption.interrupt()
-
-
-def test_who_leaves_waits_for_an_interruption_that_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The handler that a script has for the signal does not get it."""
-    calls: list[int] = []
-    begun, kill = threading.Event(), signal.pthread_kill
-
-    def kill_late(thread: int, number: int) -> None:
-        begun.set()
-        time.sleep(0.2)
-        kill(thread, number)
-
-    monkeypatch.setattr(signal, "pthread_kill", kill_late)
-    former = signal.signal(signal.SIGURG, lambda number, frame: calls.append(number))
-    try:
-        interruption = Interruption()
-        peer = threading.Thread(target=interruption.interrupt)
-        with interruption.allowed():
-            peer.start()
-            begun.wait(LIMIT)
-        until_ended(peer)
-        assert not calls
-        signal.raise_signal(signal.SIGURG)
-        assert calls == [signal.SIGURG]
-    finally:
-        signal.signal(signal.SIGURG, former)
-
-
 def test_a_process_ends_whose_thread_is_not_through_in_time() -> None:
     peer = Peer()
     peer.watch._limit = 0.1
