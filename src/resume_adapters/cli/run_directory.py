@@ -23,7 +23,7 @@ from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest
 from resume_adapters.core.checkpoint.retention import Candidate, KeepBest
 from resume_adapters.core.checkpoint.validity import ForeignStep, check_digests, check_sizes, is_alias
 from resume_adapters.core.run_directory.control import ControlDirectory
-from resume_adapters.core.run_directory.goodput import Launch, launches
+from resume_adapters.core.run_directory.launches import Launch, launches
 from resume_adapters.core.run_directory.status import RunStatus, observed_state
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.core.tiers.mirrors import open_tier

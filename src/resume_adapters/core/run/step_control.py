@@ -17,7 +17,8 @@ from typing import NamedTuple
 from resume_adapters.core.log import logger
 from resume_adapters.core.run.context import RunContext
 from resume_adapters.core.run.monitor import Monitor
-from resume_adapters.core.run_directory.status import RunState, RunStatus, WastedLaunch
+from resume_adapters.core.run_directory.launches import WastedLaunch
+from resume_adapters.core.run_directory.status import RunState, RunStatus
 from resume_adapters.core.saving.cadence import chosen
 from resume_adapters.core.stop.policy import WALLTIME, is_warning
 from resume_adapters.core.stop.processes import find_launchers, start_time

@@ -21,14 +21,8 @@ from resume_adapters.core.recovery.plan import HeldCheckpoint
 from resume_adapters.core.run.context import RunContext
 from resume_adapters.core.run_directory.discovery import discover_groups, read_identity, write_identity
 from resume_adapters.core.run_directory.journal import SET_ASIDE
-from resume_adapters.core.run_directory.status import (
-    RunState,
-    RunStatus,
-    StatusPublisher,
-    WastedLaunch,
-    may_start,
-    wasted_launches,
-)
+from resume_adapters.core.run_directory.launches import WastedLaunch, wasted_launches
+from resume_adapters.core.run_directory.status import RunState, RunStatus, StatusPublisher, may_start
 from resume_adapters.core.run_directory.upkeep import free_latest, is_checkpoint, prepare, sweep
 from resume_adapters.core.storage.base import Stamp
 from resume_adapters.core.storage.groups import shared_by_all
