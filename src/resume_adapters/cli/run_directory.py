@@ -118,7 +118,7 @@ class RunDirectory:
             return self.newest.best if self.newest else None
         self.require_metric(wanted.metric)
         manifests = {row.path.name: row.manifest for row in self.rows if row.manifest is not None}
-        candidates = [Candidate(name, each.step, each.written, each.metrics) for name, each in manifests.items()]
+        candidates = [Candidate.of(name, each) for name, each in manifests.items()]
         return next(iter(wanted.keeps(candidates, now=0.0)), None)
 
     def require_metric(self, metric: str) -> None:

@@ -127,14 +127,11 @@ def _plan(
             break
         del summaries[name]
     candidates = [
-        Candidate(
+        Candidate.of(
             name,
-            each.step,
-            each.written,
-            each.metrics,
+            each,
             superseded=name.endswith(SUPERSEDED) and name.removesuffix(SUPERSEDED) in summaries,
             partial=name in partial,
-            weights_only=each.weights_only,
         )
         for name, each in summaries.items()
     ]
