@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from resume_adapters.cli.drill.drill import facts_of
-from resume_adapters.cli.drill.faults import KINDS, Facts, Fault, choose, parse
+from resume_adapters.cli.drill.faults import KINDS, Facts, Fault, choose
 from resume_adapters.cli.drill.job import LaunchTrace
 from resume_adapters.errors import UnsupportedSetting
 
@@ -39,10 +39,6 @@ def test_faults_keep_apart():
         assert len({(fault.step - 1) // 5 for fault in faults}) == 10
 
 
-def test_another_seed_gives_other_faults():
-    assert len({tuple(choose(FACTS, ["step", "save"], seed).faults) for seed in range(10)}) > 5
-
-
 def test_kinds_that_do_not_apply_are_left_out_with_the_reason():
     alone = dataclasses.replace(FACTS, prunes={}, ranks=1, has_launcher=False)
     plan = choose(alone, list(KINDS), 0)
@@ -70,12 +66,6 @@ def test_only_one_save_is_enough_and_every_step_may_be_saved():
 def test_a_run_that_saves_too_late_is_refused_with_what_to_do(saves):
     with pytest.raises(UnsupportedSetting, match=r"60 steps, so no launch could resume: .*--steps N.*--save-every N"):
         choose(dataclasses.replace(FACTS, saves=saves), ["step"], 0)
-
-
-def test_reads_kinds():
-    assert parse("step, save,step") == ("step", "save", "step")
-    with pytest.raises(UnsupportedSetting, match="'crash': choose from step, save"):
-        parse("step,crash")
 
 
 def test_points_and_words():

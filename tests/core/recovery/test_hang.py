@@ -120,10 +120,3 @@ def test_a_peer_that_does_not_answer_hangs(monkeypatch: pytest.MonkeyPatch) -> N
     look(watch, work, lambda: found)
     assert found[0].rank == 1
     assert "rank 1 hangs in a process that does not answer" in found[0].message
-
-
-def test_what_is_allowed_is_measured() -> None:
-    watch, pulse, _ = watching(alone(), None)
-    assert watch.limit == 300
-    pulse.slowest = 60
-    assert watch.limit == 600

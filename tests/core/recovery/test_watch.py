@@ -12,7 +12,6 @@ from collections.abc import Callable
 import pytest
 
 from resume_adapters.core.recovery.attempt import LeftByPeer
-from resume_adapters.core.recovery.hang import describe_threads
 from resume_adapters.core.recovery.watch import THREAD_NAME, Interruption, PeerWatch, limited
 from waiting import LIMIT, until, until_ended
 
@@ -200,34 +199,3 @@ def test_a_process_that_is_forked_meanwhile_ends_as_it_would() -> None:
     done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 1 and "most recent call first" in done.stderr
     assert done.stdout == "forked\na child goes on\n"
-
-
-def test_a_process_is_not_ended_that_looks_often_enough() -> None:
-    peer = Peer()
-    answers = [1.0] * 3
-    peer.watch._look = lambda: answers.pop() if answers else None
-    peer.watch.start()
-    until(lambda: not answers)
-    time.sleep(1.5)
-    peer.watch.close()
-
-
-def test_a_watch_that_is_not_needed_ends() -> None:
-    peer = Peer()
-    peer.watch.close()
-    peer = Peer()
-    peer.watch.start()
-    peer.watch.close()
-    peer.watch.close()
-    assert peer.calls == []
-
-
-def test_the_stacks_of_all_threads_are_text() -> None:
-    event = threading.Event()
-    thread = threading.Thread(target=event.wait, name="that waits")
-    thread.start()
-    text = describe_threads()
-    event.set()
-    thread.join()
-    assert text.startswith("thread MainThread:\n")
-    assert "thread that waits:" in text and "in wait" in text and __file__ in text
