@@ -207,6 +207,7 @@ def test_a_stop_that_a_shell_has_asked_for_is_not_forgotten(tmp_path: Path, forw
     assert "a shell" in stopped(job)
 
 
+@pytest.mark.thorough
 def test_copies_go_on_through_recoveries(tmp_path: Path, forward: Callable[..., None]) -> None:
     """Each attempt claims the tiers, the last one completes the copies, and an empty machine resumes from them."""
     (tmp_path / "memory").mkdir()
@@ -248,6 +249,7 @@ def test_a_failure_before_the_first_step_after_a_recovery_goes_on_from_the_same_
     assert job.levels == [None, Level.MEMORY, Level.MEMORY]
 
 
+@pytest.mark.thorough
 def test_a_failure_before_the_next_training_begins_goes_on_from_the_same_memory(
     tmp_path: Path, forward: Callable[..., None]
 ) -> None:
@@ -269,6 +271,7 @@ def test_a_failure_before_the_next_training_begins_goes_on_from_the_same_memory(
     ]
 
 
+@pytest.mark.thorough
 def test_a_failure_in_the_next_update_goes_on_from_the_same_memory(
     tmp_path: Path, forward: Callable[..., None]
 ) -> None:
@@ -628,6 +631,7 @@ def test_a_large_buffer_that_changes_behind_the_back_of_torch_is_what_it_was(
     assert job.levels == [None, level]
 
 
+@pytest.mark.thorough
 def test_one_training_behind_another_is_held(tmp_path: Path, forward: Callable[..., None]) -> None:
     levels: list[Level | None] = []
     job = Job(tmp_path / "second")
