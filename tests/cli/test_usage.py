@@ -121,10 +121,6 @@ def test_help_has_the_commands_in_groups_and_every_exit_code(command):
     assert all(f" {code} " in said[said.index("Exit codes:") :] for code in range(5))
 
 
-def test_says_what_a_drill_that_cannot_judge_ends_with(command):
-    assert " 4 the drill could not judge" in " ".join(command("drill", "--help").out.split())
-
-
 def test_says_its_version_and_its_help(command):
     done = command("--version")
     assert (done.code, done.out) == (0, f"resume-adapters {resume_adapters.__version__}\n")

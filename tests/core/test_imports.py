@@ -395,7 +395,6 @@ def test_only_pruning_removes_a_committed_checkpoint() -> None:
         "prune.prune",
         "upkeep.remove",
         "memory._remove",  # of the copies in memory
-        "memory.pending",
         "object_store.discard",  # objects of a tier, by the client's function of that name
     }
     assert callers("delete_all") == {"memory.clear", "memory.give_back"}

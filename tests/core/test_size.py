@@ -15,19 +15,19 @@ BUDGETS = {
     "accelerate": 830,
     "cli": 2650,
     "core": 430,
-    "core/checkpoint": 1870,
+    "core/checkpoint": 1880,
     "core/dataloader": 1400,
     "core/loop": 1600,
     "core/observed": 1550,
     "core/recovery": 1480,
-    "core/run": 1230,
-    "core/run_directory": 1070,
+    "core/run": 1170,
+    "core/run_directory": 1040,
     "core/saving": 700,
-    "core/session": 2270,
+    "core/session": 2280,
     "core/state": 1830,
     "core/stop": 370,
     "core/storage": 470,
-    "core/tiers": 1210,
+    "core/tiers": 1200,
     "core/trace": 130,
     "data": 220,
     "deepspeed": 190,
@@ -80,8 +80,3 @@ def test_each_package_keeps_its_budget(size: SimpleNamespace) -> None:
 
 def test_a_constructor_has_no_more_arguments_than_today(size: SimpleNamespace) -> None:
     assert size.constructors()[0][0] <= ARGUMENTS
-
-
-def test_the_table_can_be_printed(size: SimpleNamespace) -> None:
-    rows = dict(size.table())
-    assert rows["circles of imports"] == "0" and int(rows["files in src"]) > 100

@@ -23,7 +23,7 @@ from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest
 from resume_adapters.core.checkpoint.retention import Candidate, KeepBest
 from resume_adapters.core.checkpoint.validity import ForeignStep, check_digests, check_sizes, is_alias
 from resume_adapters.core.run_directory.control import ControlDirectory
-from resume_adapters.core.run_directory.goodput import Launch, launches
+from resume_adapters.core.run_directory.launches import Launch, launches
 from resume_adapters.core.run_directory.status import RunStatus, observed_state
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.core.tiers.mirrors import open_tier
@@ -118,7 +118,7 @@ class RunDirectory:
             return self.newest.best if self.newest else None
         self.require_metric(wanted.metric)
         manifests = {row.path.name: row.manifest for row in self.rows if row.manifest is not None}
-        candidates = [Candidate(name, each.step, each.written, each.metrics) for name, each in manifests.items()]
+        candidates = [Candidate.of(name, each) for name, each in manifests.items()]
         return next(iter(wanted.keeps(candidates, now=0.0)), None)
 
     def require_metric(self, metric: str) -> None:

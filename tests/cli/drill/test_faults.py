@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from resume_adapters.cli.drill.drill import facts_of
-from resume_adapters.cli.drill.faults import KINDS, Facts, Fault, choose, parse
+from resume_adapters.cli.drill.faults import KINDS, Facts, choose
 from resume_adapters.cli.drill.job import LaunchTrace
 from resume_adapters.errors import UnsupportedSetting
 
@@ -39,10 +39,6 @@ def test_faults_keep_apart():
         assert len({(fault.step - 1) // 5 for fault in faults}) == 10
 
 
-def test_another_seed_gives_other_faults():
-    assert len({tuple(choose(FACTS, ["step", "save"], seed).faults) for seed in range(10)}) > 5
-
-
 def test_kinds_that_do_not_apply_are_left_out_with_the_reason():
     alone = dataclasses.replace(FACTS, prunes={}, ranks=1, has_launcher=False)
     plan = choose(alone, list(KINDS), 0)
@@ -70,32 +66,6 @@ def test_only_one_save_is_enough_and_every_step_may_be_saved():
 def test_a_run_that_saves_too_late_is_refused_with_what_to_do(saves):
     with pytest.raises(UnsupportedSetting, match=r"60 steps, so no launch could resume: .*--steps N.*--save-every N"):
         choose(dataclasses.replace(FACTS, saves=saves), ["step"], 0)
-
-
-def test_reads_kinds():
-    assert parse("step, save,step") == ("step", "save", "step")
-    with pytest.raises(UnsupportedSetting, match="'crash': choose from step, save"):
-        parse("step,crash")
-
-
-def test_points_and_words():
-    assert Fault("save", 20, operation=3).point == "save:20:3"
-    assert Fault("prune", 20, operation=3).point == "prune:20:3"
-    assert Fault("rank", 12, rank=1).point == "step:12@1"
-    assert Fault("term", 12).point == "step:12"
-    assert [str(fault) for fault in (Fault("step", 7), Fault("rank", 7, rank=1), Fault("term", 7))] == [
-        "SIGKILL after step 7",
-        "SIGKILL of rank 1, after step 7",
-        "SIGTERM to the launching process, after step 7",
-    ]
-    assert str(Fault("save", 20, operation=3)) == "SIGKILL before file operation 3 of the save of step 20"
-    assert "a removal after the save of step 20" in str(Fault("prune", 20, operation=3))
-
-
-def test_the_faults_of_a_kind_do_not_depend_on_the_other_kinds():
-    alone = dataclasses.replace(FACTS, prunes={})
-    both = choose(FACTS, ["prune", "save"], 4).faults, choose(alone, ["prune", "save"], 4).faults
-    assert {fault for faults in both for fault in faults if fault.kind == "save"} == set(both[1])
 
 
 def test_facts_are_read_from_the_reference(traces):

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from resume_adapters.cli.drill.job import Run, TraceReader, loss_of
+from resume_adapters.cli.drill.job import TraceReader, loss_of
 
 
 def test_reads_each_line_once_and_leaves_a_torn_one(tmp_path, traces):
@@ -21,21 +21,6 @@ def test_reads_each_line_once_and_leaves_a_torn_one(tmp_path, traces):
     assert [event["step"] for event in reader.read()] == [2, 3]
     assert reader.read() == []
     assert [event["step"] for event in reader.events] == [1, 2, 3]
-
-
-def test_reads_the_files_of_all_ranks(tmp_path, traces):
-    for rank, name in enumerate(["trace.jsonl", "trace.jsonl.rank-00001"]):
-        (tmp_path / name).write_text(json.dumps(traces.step(1, rank)) + "\n")
-    assert [event["rank"] for event in TraceReader(tmp_path / "trace.jsonl").read()] == [0, 1]
-
-
-def test_a_launch_says_where_it_began_and_how_far_it_came(traces):
-    launch = traces.launch(2, range(11, 14), ranks=2)
-    assert (launch.resumed_from, launch.last_step, launch.world_size) == (10, 13, 2)
-    assert [step["launch"] for step in Run((launch,)).steps] == [2] * 6
-    died_early = traces.launch(1, range(1, 1))
-    assert died_early.last_step == 0
-    assert Run(()).losses == {}
 
 
 def test_the_loss_of_a_step_is_the_mean_over_micro_batches_and_ranks_and_of_the_last_time_that_it_was_done(traces):

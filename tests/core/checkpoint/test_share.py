@@ -44,11 +44,11 @@ def saving(directory: Path, ranks: int, *, is_file: bool = False) -> Callable[[i
                 (place / f"random-{rank}").write_text(f"of rank {rank}")
                 (place / "each-node").write_text(f"of node {rank // of_node}")
 
-        def nothing(*_: object) -> None:
+        def nothing() -> None:
             """Nobody else uses the directory."""
 
         pending = PendingCheckpoint(
-            storage, everyone, path, 3, nothing, nothing, is_file=is_file, storage_group=shared_by_some(everyone, seen)
+            storage, everyone, path, 3, nothing, is_file=is_file, storage_group=shared_by_some(everyone, seen)
         )
         try:
             pending.open()

@@ -391,16 +391,6 @@ def test_a_loader_that_is_no_dataloader_or_keeps_no_order_is_refused() -> None:
         track(DataLoader(Drawing(), num_workers=1, in_order=False))
 
 
-def test_tracking_twice_is_tracking_once_and_the_class_keeps_its_name() -> None:
-    made, tracked = started("in order", 1)
-    assert track(made) is tracked
-    assert type(made).__qualname__ == "DataLoader" and isinstance(made, DataLoader)
-    assert len(iter(made)) == 6
-    assert made.batch_sampler.sampler is made.sampler and len(made._index_sampler) == 6
-    assert made._index_sampler.drop_last is False
-    assert iter(made)._num_yielded == 0, "what torch's own iterator knows can be asked of the tracked one"
-
-
 class Batches(BatchSampler):
     """A sampler whose iterator can be asked for more than indices."""
 

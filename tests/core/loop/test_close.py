@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from resume_adapters.core.state.rng import GeneratorState
 from resume_adapters.errors import SaveFailed, Stopped
 
 from miniature import effects, left_behind
@@ -121,29 +120,3 @@ def test_the_loader_of_a_run_that_is_over_keeps_nothing_of_it(tmp_path: Path) ->
     del launch
     gc.collect()
     assert runs() is None
-
-
-def test_a_position_that_was_restored_and_not_used_is_not_that_of_the_next_run(tmp_path: Path) -> None:
-    """The first run is told to stop before its first step; the next has another directory, and the same loader."""
-    with pytest.raises(Stopped):
-        Launch(tmp_path / "first", lambda launch: stop(launch) if len(launch.trace) == 3 else None)()
-    OneLoader.data = DataLoader(range(22), 4, shuffle=True)
-    launch = OneLoader(tmp_path / "first")
-    launch.loop.resume()
-    launch.loop._passes.begin(OneLoader.data)
-    launch.run.flag.request("SIGTERM")
-    with pytest.raises(Stopped):
-        launch.loop._session.begin_step()
-    found = OneLoader(tmp_path / "second", epochs=1)()
-    expected = Launch(tmp_path / "third", epochs=1)()
-    assert found.trace == expected.trace
-
-
-def test_the_generators_that_count_are_those_of_the_present_run(tmp_path: Path) -> None:
-    OneLoader.data = DataLoader(range(22), 4, shuffle=True)
-    OneLoader(tmp_path / "first")()
-    generator = torch.Generator()
-    launch = OneLoader(tmp_path / "second", parts={"generator": GeneratorState(generator)})
-    step = launch.loop._session.loaders.track(OneLoader.data).position_between().step
-    assert step is not None and set(step["registered"]) == {"generator"}
-    launch.run.close()

@@ -19,6 +19,7 @@ from resume_adapters.core.loop.loader import LoopLoader, PassState
 from resume_adapters.core.loop.passes import EpochPasses
 from resume_adapters.core.session import finished
 from resume_adapters.errors import Halted, NotRestored, RunHalted, StateMismatch, Stopped, UnsupportedSetting
+from selection import often
 
 from plain_torch import Killed, Launch, killed_after, reasons
 
@@ -58,7 +59,13 @@ SCRIPTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+EACH_TIME = (
+    *("plain", "accumulating", "a stream", "an elastic sampler", "loaders together", "a loader made in each epoch"),
+    "batches drawn by next",
+)
+
+
+@pytest.mark.parametrize("script", often(SCRIPTS, *EACH_TIME))
 def test_left_at_any_batch_and_launched_again(tmp_path: Path, script: str) -> None:
     reference = Launch(tmp_path / "never", **SCRIPTS[script])()
     for deaths in ([5, 3], [6], [14 if script == "by steps" else 17]):

@@ -527,17 +527,3 @@ def test_rows_that_are_not_one_for_each_sample_are_not_compared() -> None:
     older = loader.position_between().to_tree()
     del older["rows"]
     assert track(drawn("split", 1)).other_rows(LoaderPosition.from_tree(older, SOURCE)) == []
-
-
-class Lengthless(IterableDataset[int]):
-    """Has a row of numbers, and no length."""
-
-    def __init__(self) -> None:
-        self.numbers = [1, 2, 3]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.numbers)
-
-
-def test_what_has_no_length_has_no_row_for_each_sample() -> None:
-    assert track(DataLoader(Lengthless(), 2)).position_between().rows is None

@@ -79,12 +79,6 @@ def test_what_is_not_of_the_training_is_not_found() -> None:
     assert own_objects.find({"own": Scale(), "endless": endless, "step": 3}, {"module": held}) == {}
 
 
-def test_a_search_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_objects, "_LARGEST_SEARCH", 3)
-    held = Holder()
-    assert own_objects.find({"scale": held.scales[0]["target"]}, {"module": held}) == {}
-
-
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
@@ -102,14 +96,6 @@ def test_another_object_than_was_saved_is_named(name: str, value: Any, words: st
     (found,) = own_objects.give_back(loaded, saved, {"module": held})
     assert pytest.RaisesExc(ValueError, match=words).matches(ValueError(found))
     assert isinstance(loaded[name], Opaque)
-
-
-def test_what_torch_has_loaded_stays() -> None:
-    held = Holder()
-    saved = own_objects.find({"scale": held.scales[0]["target"]}, {"module": held})
-    loaded = {"scale": (trusted := Scale()), "step": 3}
-    assert own_objects.give_back(loaded, saved, {"module": held}) == []
-    assert loaded == {"scale": trusted, "step": 3}
 
 
 def test_an_object_is_refused_where_it_is_not_given_back(tmp_path: Path) -> None:

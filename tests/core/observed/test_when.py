@@ -159,16 +159,6 @@ def test_what_is_captured_and_what_is_not_is_said_once() -> None:
     assert state.new_entries() == [] and state.describe() == [captured, missing]
 
 
-def test_a_long_list_of_paths_is_cut(tmp_path: Path) -> None:
-    trainer = Trainer()
-    vars(trainer).update({f"n{index}": 0 for index in range(13)})
-    state = observing(trainer)
-    vars(trainer).update({f"n{index}": 1 for index in range(13)})
-    state.before_save()
-    (entry,) = state.describe()
-    assert entry.note.endswith("trainer.n11 and 1 more")
-
-
 def test_before_it_begins_nothing_is_looked_at() -> None:
     looked: list[None] = []
     state = ObservedState(lambda: (looked.append(None), Subjects({}))[1], "register")
@@ -382,10 +372,6 @@ class Given:
         self.value = value
 
 
-def other_owner(trainer: Trainer) -> None:
-    trainer.metrics["train"] = Given(0)
-
-
 class Picky:
     """Its state cannot be restored."""
 
@@ -488,21 +474,6 @@ def begun(directory: Path, trainer: Trainer) -> tuple[Session, Holder]:
     )
     session.open()
     return session, framework
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_the_first_rank_names_what_was_not_looked_at(
-    rank: int, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer: Any = Trainer()
-    trainer.numbers = list(range(20_000))
-    session, _ = begun(tmp_path, trainer)
-    monkeypatch.setattr(session.run.ranks, "rank", rank, raising=False)
-    with caplog.at_level(logging.INFO, "resume_adapters"):
-        session.begin_observing()
-    session.run.close()
-    said = "Too large to be searched for undeclared state: trainer.numbers." in caplog.text
-    assert said == (rank == 0)
 
 
 def test_a_session_saves_and_restores_it_but_not_what_parts_capture(

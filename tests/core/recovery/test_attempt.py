@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from resume_adapters.core.recovery.attempt import Attempt, LeftByPeer, RunningAttempt, between_attempts, reset_process
+from resume_adapters.core.recovery.attempt import Attempt, RunningAttempt
 from resume_adapters.core.recovery.memory import MemoryDirectory
 from resume_adapters.core.recovery.options import Launch
 from resume_adapters.core.recovery.plan import Failure, HeldCheckpoint, Level, Moment, Report
@@ -29,53 +29,6 @@ def test_only_the_first_attempt_starts_from_scratch() -> None:
     assert [running(1).resume_option(given) for given in ("scratch", "scratch!", "auto", "path")] == [
         "auto", "auto", "auto", "path",
     ]  # fmt: skip
-
-
-def test_the_memory_is_let_go_once_every_rank_holds_a_later_step() -> None:
-    forgotten: list[int] = []
-    run = Path("run")
-    attempt = running(1, {run: HeldCheckpoint("memory", 1)}, forget=lambda: forgotten.append(1))
-    seconds = attempt.end_step()
-    assert seconds is not None and seconds >= 2
-    assert attempt.memory(run) is not None and not forgotten
-    assert attempt.end_step() is None
-    assert attempt.memory(run) is None and forgotten == [1]
-    attempt.end_step()
-    assert forgotten == [1]
-
-
-def test_a_rank_fails_once_and_leaves_once() -> None:
-    calls: list[str] = []
-
-    def announce() -> bool:
-        calls.append("announce")
-        return True
-
-    attempt = running(announce=announce, cut=lambda: calls.append("cut"))
-    attempt.require_peers()
-    attempt.fail(ValueError("first"))
-    attempt.fail(ValueError("second"))
-    attempt.leave()
-    assert calls == ["announce", "cut"]
-    assert attempt.is_origin
-    assert str(attempt.error) == "first"
-    with pytest.raises(LeftByPeer):
-        attempt.end_step()
-
-
-def test_who_fails_on_two_threads_at_once_is_the_origin() -> None:
-    said: list[int] = []
-
-    def announce() -> bool:
-        if said:
-            return True
-        said.append(1)
-        attempt.fail(ValueError("on the other thread"))
-        return False  # the other was first
-
-    attempt = running(announce=announce)
-    attempt.fail(ValueError("on this one"))
-    assert attempt.is_origin
 
 
 class Call:
@@ -101,22 +54,6 @@ def test_of_two_trainings_at_once_none_is_held_alone(others: list[Any], is_used:
         attempt.add(each)
     found = attempt.report(None, lambda held: True)
     assert found.moment == Moment(4) and bool(found.objection) is not is_used
-
-
-def test_a_failure_names_the_line_that_raised_it() -> None:
-    assert running().failure(ValueError("x"), 3) == Failure(3, None, "ValueError", "x", "")
-
-
-def test_what_a_process_keeps_is_reset_between_attempts() -> None:
-    calls: list[int] = []
-
-    def reset() -> None:
-        calls.append(1)
-
-    between_attempts(reset)
-    between_attempts(reset)
-    reset_process()
-    assert calls == [1]
 
 
 def test_a_directory_in_memory_is_removed_but_for_what_is_used(tmp_path: Path) -> None:

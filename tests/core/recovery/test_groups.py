@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch.distributed as dist
-from torch.distributed import GroupMember, HashStore
+from torch.distributed import HashStore
 
-from resume_adapters.core.recovery import groups
 from resume_adapters.core.recovery.attempt import LeftByPeer
 from resume_adapters.core.recovery.groups import BlockGroups
 from waiting import LIMIT
@@ -43,17 +40,6 @@ def test_no_operation_is_lost_where_groups_are_cut(server: Server, tmp_path: Pat
         found = json.loads((tmp_path / f"result.{rank}").read_text())
         assert [len(found[name]) for name in ("alone", "small", "large")] == [1, small, large], found
         assert max(max(each) for each in found.values()) < LIMIT, found
-
-
-def test_a_group_of_which_this_rank_is_no_member_is_none_of_its_groups() -> None:
-    """In its place torch gives a number, which has no operations."""
-    of_block = BlockGroups()
-
-    def native(global_ranks_in_group: list[int]) -> Any:
-        return GroupMember.NON_GROUP_MEMBER, None
-
-    of_block._watching(native)([1])
-    assert of_block.operations() == 0
 
 
 def test_a_distributed_tensor_is_gathered_in_groups_that_are_made_again(server: Server, tmp_path: Path) -> None:
@@ -87,19 +73,6 @@ def test_a_group_of_processes_that_the_block_does_not_know_is_made_as_the_script
         dist.init_process_group("gloo", store=store, rank=0, world_size=1, timeout=timedelta(seconds=5))
         assert dist.get_world_size() == 1 and store.num_keys() > 0
         of_block.destroy()
-
-
-def test_no_group_is_dropped_once_the_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups, "_dropping", threading.Lock())
-    rested = [object()]
-    groups._end_dropping()
-    thread = threading.Thread(target=groups._rest, args=(rested, [], 0.01), daemon=True)
-    thread.start()
-    thread.join(0.2)
-    assert rested and thread.is_alive()
-    groups._dropping.release()
-    thread.join()
-    assert not rested
 
 
 PROGRAM = """

@@ -120,39 +120,3 @@ def test_a_peer_that_does_not_answer_hangs(monkeypatch: pytest.MonkeyPatch) -> N
     look(watch, work, lambda: found)
     assert found[0].rank == 1
     assert "rank 1 hangs in a process that does not answer" in found[0].message
-
-
-def test_a_peer_that_asks_is_answered_and_one_that_has_found_a_slow_rank_is_believed() -> None:
-    meeting = alone()
-    watch, pulse, found = watching(meeting, 1000)
-    pulse.end_step()
-    meeting.write("0/inquiry/0/asked", b"")
-    look(watch, rest, lambda: meeting.read("0/inquiry/0/0"))
-    assert meeting.read("0/inquiry/0/0") is not None and not found
-    last = pulse._last
-    meeting.write("0/inquiry", b"1")
-    watch._looked = 0
-    watch.look()
-    assert pulse._last != last
-
-
-def test_what_is_allowed_is_measured() -> None:
-    watch, pulse, _ = watching(alone(), None)
-    assert watch.limit == 300
-    pulse.slowest = 60
-    assert watch.limit == 600
-
-
-def test_a_pulse_counts_steps_and_other_signs() -> None:
-    pulse = Pulse()
-    pulse.beat()
-    began = time.monotonic()
-    assert pulse.silence(began) is None
-    pulse.end_step()
-    time.sleep(0.05)
-    pulse.end_step()
-    assert 0.05 <= pulse.slowest <= time.monotonic() - began
-    before = pulse._last
-    time.sleep(0.01)
-    pulse.beat()
-    assert before is not None and pulse._last is not None and pulse._last > before

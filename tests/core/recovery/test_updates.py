@@ -203,18 +203,6 @@ def test_a_schedule_that_moves_between_two_updates_is_taken_back(
     assert now() == held, "all ranks go back to the earlier one"
 
 
-def test_a_schedule_costs_nothing_within_an_update(watch: UpdateWatch, monkeypatch: pytest.MonkeyPatch) -> None:
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
-    schedule = lr_scheduler.StepLR(optimizer, 1, 0.5)
-    watch.end_step()
-    optimizer.step()
-    monkeypatch.delattr(lr_scheduler.LRScheduler, "state_dict")
-    schedule.step()
-    watch.end_step()
-    with pytest.raises(AttributeError):
-        schedule.step()
-
-
 @pytest.mark.parametrize("kind", [torch.amp.GradScaler, torch.cuda.amp.GradScaler])
 @pytest.mark.filterwarnings("ignore:.*is deprecated", "ignore:.*CUDA is not available")
 def test_a_scaler_that_has_seen_an_overflow_is_in_an_update(watch: UpdateWatch, kind: Any) -> None:

@@ -12,7 +12,6 @@ from collections.abc import Callable
 import pytest
 
 from resume_adapters.core.recovery.attempt import LeftByPeer
-from resume_adapters.core.recovery.hang import describe_threads
 from resume_adapters.core.recovery.watch import THREAD_NAME, Interruption, PeerWatch, limited
 from waiting import LIMIT, until, until_ended
 
@@ -130,41 +129,6 @@ def test_who_leaves_by_itself_is_not_interrupted() -> None:
     assert peer.calls[0] == "leave"
 
 
-def test_a_handler_of_the_signal_that_has_come_late_does_not_raise() -> None:
-    peer = Peer()
-    with peer.watch.leading_out(30):
-        handler = signal.getsignal(signal.SIGURG)
-    assert callable(handler)
-    handler(signal.SIGURG, None)
-    peer.watch._interruption.interrupt()
-
-
-def test_who_leaves_waits_for_an_interruption_that_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The handler that a script has for the signal does not get it."""
-    calls: list[int] = []
-    begun, kill = threading.Event(), signal.pthread_kill
-
-    def kill_late(thread: int, number: int) -> None:
-        begun.set()
-        time.sleep(0.2)
-        kill(thread, number)
-
-    monkeypatch.setattr(signal, "pthread_kill", kill_late)
-    former = signal.signal(signal.SIGURG, lambda number, frame: calls.append(number))
-    try:
-        interruption = Interruption()
-        peer = threading.Thread(target=interruption.interrupt)
-        with interruption.allowed():
-            peer.start()
-            begun.wait(LIMIT)
-        until_ended(peer)
-        assert not calls
-        signal.raise_signal(signal.SIGURG)
-        assert calls == [signal.SIGURG]
-    finally:
-        signal.signal(signal.SIGURG, former)
-
-
 def test_a_process_ends_whose_thread_is_not_through_in_time() -> None:
     peer = Peer()
     peer.watch._limit = 0.1
@@ -235,34 +199,3 @@ def test_a_process_that_is_forked_meanwhile_ends_as_it_would() -> None:
     done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 1 and "most recent call first" in done.stderr
     assert done.stdout == "forked\na child goes on\n"
-
-
-def test_a_process_is_not_ended_that_looks_often_enough() -> None:
-    peer = Peer()
-    answers = [1.0] * 3
-    peer.watch._look = lambda: answers.pop() if answers else None
-    peer.watch.start()
-    until(lambda: not answers)
-    time.sleep(1.5)
-    peer.watch.close()
-
-
-def test_a_watch_that_is_not_needed_ends() -> None:
-    peer = Peer()
-    peer.watch.close()
-    peer = Peer()
-    peer.watch.start()
-    peer.watch.close()
-    peer.watch.close()
-    assert peer.calls == []
-
-
-def test_the_stacks_of_all_threads_are_text() -> None:
-    event = threading.Event()
-    thread = threading.Thread(target=event.wait, name="that waits")
-    thread.start()
-    text = describe_threads()
-    event.set()
-    thread.join()
-    assert text.startswith("thread MainThread:\n")
-    assert "thread that waits:" in text and "in wait" in text and __file__ in text

@@ -148,14 +148,6 @@ def test_a_launch_that_has_no_time_for_the_slowest_save_leaves_before_its_first_
         job.run.end_skipping()
 
 
-def test_what_earlier_starts_measured_counts(tmp_path: Path, make: Callable[..., Miniature]) -> None:
-    (tmp_path / ".resume").mkdir()
-    line = {"time": 1.0, "event": "commit", "step": 1, "seconds": 400.0}
-    (tmp_path / ".resume" / "journal.jsonl").write_text(json.dumps(line) + '\n{"torn')
-    job = make(stop=StopOn(walltime=time.time()), clock=lambda: 0.0)
-    assert job.run.steps._margin.reserve == 610.0
-
-
 def test_a_later_start_wins_and_the_earlier_one_stops(make: Callable[..., Miniature], tmp_path: Path) -> None:
     earlier = make()
     earlier.commit(10)
@@ -419,13 +411,6 @@ def test_an_error_of_looking_is_no_answer(tmp_path: Path) -> None:
         StopFile(Disturbed(lambda operation, path: refuse(errno.EACCES, path)), tmp_path).reason()
     file.touch()
     assert StopFile(denied, tmp_path).reason() == f"stop in {tmp_path.name}"
-
-
-def test_a_state_that_goes_on_is_noted_once(make: Callable[..., Miniature]) -> None:
-    job = make()
-    for step in (1, 2):
-        job.run.set_state(RunState.RUNNING, step=step)
-    assert [entry["event"] for entry in job.run.control.journal.history()].count("running") == 1
 
 
 def test_a_launcher_that_is_gone_stops_the_run(make: Callable[..., Miniature], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from resume_adapters.core.run_directory.goodput import Goodput, goodput, launches
+from resume_adapters.core.run_directory.launches import Goodput, goodput, launches
 from resume_adapters.core.run_directory.status import RunState, RunStatus
 
 Entries = list[dict[str, Any]]

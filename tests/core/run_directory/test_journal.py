@@ -185,7 +185,7 @@ def test_what_was_set_aside_before_the_first_step_is_read_again(tmp_path: Path) 
 @pytest.mark.parametrize("line", [b'{"time":1,"event":"commit","step":1,"checkpoint":"a"}\n', b"\n", b"{}\n"])
 def test_a_large_journal_costs_no_memory_for_each_of_its_lines(tmp_path: Path, line: bytes) -> None:
     Miniature(tmp_path).run.close()
-    lines = 300_000
+    lines = 300_000 if len(line) < 10 else 100_000
     with (tmp_path / ".resume" / "journal.jsonl").open("ab") as file:
         file.write(line * lines)
     before = fuzz.restart_peak()

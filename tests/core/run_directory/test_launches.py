@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from resume_adapters.core.run_directory.status import RunState, WastedLaunch, wasted_launches
+from resume_adapters.core.run_directory.launches import WastedLaunch, wasted_launches
+from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.stop.policy import WALLTIME
 
 KILLED, FAILED, STOPPED, HALTED = RunState.KILLED, RunState.FAILED, RunState.STOPPED, RunState.HALTED

@@ -11,9 +11,8 @@ import pytest
 
 from resume_adapters import KeepLast
 from resume_adapters.core.checkpoint.layout import PENDING
-from resume_adapters.core.checkpoint.remove import delete
+from resume_adapters.core.checkpoint.remove import delete, set_aside
 from resume_adapters.core.run_directory.status import RunState
-from resume_adapters.core.run_directory.upkeep import set_aside
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import SaveFailed
 

@@ -9,7 +9,8 @@ import pytest
 
 from resume_adapters.core.checkpoint.checkpoint import Checkpoint, RejectedCheckpoint, ResumeChoice
 from resume_adapters.core.requirements import refuse
-from resume_adapters.core.run_directory.status import RunState, WastedLaunch
+from resume_adapters.core.run_directory.launches import WastedLaunch
+from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.session.messages import (
     log_extra,
     log_passed_over,

@@ -8,20 +8,9 @@ from pathlib import Path
 from resume_adapters.core.checkpoint.retention import KeepLast
 from resume_adapters.core.session.new_run import new_run
 from resume_adapters.core.session.options import ResumeOptions
-from resume_adapters.core.stop.policy import StopOn
 
 from miniature import GivenContent
 from plain_torch import PlainTorch
-
-
-def test_a_run_has_the_options_and_what_the_framework_determines(tmp_path: Path) -> None:
-    stop, framework = StopOn(exit_code=7), PlainTorch(1, 1)
-    options = ResumeOptions("scratch", stop=stop, save_every=3)
-    found = new_run(tmp_path, framework, options, latest="file").context.options
-    assert (found.framework, found.foreign, found.resume) == (framework.about.label, framework.foreign, "scratch")
-    assert (found.stop, found.latest) == (stop, "file")
-    named = new_run(tmp_path, framework, options, resume=tmp_path / "step-4")
-    assert named.context.options.resume == tmp_path / "step-4"
 
 
 def test_a_policy_comes_before_that_of_the_adapter(tmp_path: Path) -> None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import signal
 import warnings
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
 from resume_adapters.core.checkpoint.resolve import open_checkpoint
 from resume_adapters.core.checkpoint.retention import KeepBest, KeepLast
@@ -20,12 +18,10 @@ from resume_adapters.core.ranks import SingleProcess
 from resume_adapters.core.recovery.plan import Moment
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.run.step_control import Decision
-from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.session.held import SaveForm
 from resume_adapters.core.session.options import OptionsCallback, ResumeOptions
 from resume_adapters.core.session.rescale import Rescale
 from resume_adapters.core.session.session import Session
-from resume_adapters.core.state.rng import GeneratorState
 from resume_adapters.core.state.stateful import StatefulGroup
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import SaveFailed, StateMismatch, UnsupportedSetting
@@ -46,29 +42,6 @@ def begun(directory: Path, parts: dict[str, Any] | None = None, accumulation: in
     return session
 
 
-def test_a_loader_that_is_given_again_has_one_tracker_and_one_line_in_the_trace(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Frameworks ask for their loaders more than once."""
-    monkeypatch.setenv("RESUME_ADAPTERS_TRACE", str(tmp_path / "trace"))
-    session, loader = begun(tmp_path / "run"), DataLoader(range(4))  # type: ignore[arg-type]
-    assert session.loaders.track(loader) is session.loaders.track(loader)
-    session.run.close()
-    assert (tmp_path / "trace").read_text().count('"data"') == 1
-
-
-def test_a_stop_is_heard_between_two_ends_of_a_step_and_stays(tmp_path: Path) -> None:
-    session = begun(tmp_path)
-    assert not session.ask_to_stop() and not session.stopping
-    session.run.flag.request("SIGTERM")
-    assert session.ask_to_stop()
-    assert (session.stopping, session.reason) == (True, "stop: SIGTERM")
-    session.set_reason("the validation's end")
-    assert session.ask_to_stop() and session.end_step(1, 0.1).stop
-    assert session.reason == "the validation's end"
-    session.run.close()
-
-
 def test_an_evaluation_without_the_metric_of_the_policy_is_an_error(tmp_path: Path) -> None:
     session = begun(tmp_path, keep=KeepLast(1) | KeepBest(1, "eval_los"))
     session.require_metrics({"eval_los": 1.0})
@@ -80,53 +53,6 @@ def test_an_evaluation_without_the_metric_of_the_policy_is_an_error(tmp_path: Pa
     without = begun(tmp_path / "without", keep=KeepLast(1))
     without.require_metrics(())
     without.run.close()
-
-
-def test_a_run_is_finished_at_the_step_and_with_the_horizon_that_it_was_left_at(tmp_path: Path) -> None:
-    first = begun(tmp_path)
-    assert not first.is_finished(5, 5)
-    first.run.set_state(RunState.FINISHED, step=5, horizon=5)
-    first.run.close()
-    second = begun(tmp_path)
-    asked = [(5, 5), (4, 5), (5, 6)]
-    assert [second.is_finished(step, horizon) for step, horizon in asked] == [True, False, False]
-    second.run.set_state(RunState.STOPPED, step=5, horizon=5)
-    second.run.close()
-    third = begun(tmp_path)
-    assert not third.is_finished(5, 5)
-    third.run.close()
-
-
-def test_the_random_state_is_also_that_of_the_registered_generators(tmp_path: Path) -> None:
-    generator = torch.Generator()
-    session = begun(tmp_path, {"generator": GeneratorState(generator)})
-    before = session.random_state()
-    expected = torch.rand(3).tolist(), torch.rand(3, generator=generator).tolist()
-    session.restore_random_state(before)
-    assert (torch.rand(3).tolist(), torch.rand(3, generator=generator).tolist()) == expected
-    session.run.close()
-
-
-@pytest.mark.parametrize(("accumulation", "together", "other"), [(1, 4, False), (2, 2, False), (2, 4, True)])
-def test_steps_are_others_where_they_have_another_number_of_samples(
-    tmp_path: Path, accumulation: int, together: int, other: bool
-) -> None:
-    saving = begun(tmp_path)
-    tracked = saving.loaders.track(torch.utils.data.DataLoader(range(4)))
-    saved = saving.loaders.state(tracked, tracked.position_between(), consumed=3, global_batch=4)
-    saving.run.close()
-    session = begun(tmp_path, accumulation=accumulation)
-    assert session.loaders.is_rebatched(saved, together) == other
-    session.run.close()
-
-
-def test_several_statefuls_are_one_part_in_whatever_order() -> None:
-    first, second, new = (torch.nn.Linear(1, 1, bias=False) for _ in range(3))
-    saved = {"first": {"weight": torch.ones(1, 1)}, "second": {"weight": torch.zeros(1, 1)}}
-    several = StatefulGroup({"new": new, "second": second, "first": first})
-    expected = {**saved, "new": {"weight": new.weight.detach().clone()}}
-    several.load_state_dict(saved)
-    assert several.state_dict() == expected
 
 
 def test_a_callback_halts_the_run_of_the_call_that_is_under_way(tmp_path: Path) -> None:
@@ -212,22 +138,6 @@ def test_a_model_whose_buffer_has_grown_is_not_saved(tmp_path: Path) -> None:
         session.save("checkpoint-2", 2, still)
     session.close()
     assert (tmp_path / "checkpoint-1").exists() and not (tmp_path / "checkpoint-2").exists()
-
-
-def test_the_options_say_when_to_save_or_leave_it_to_the_framework() -> None:
-    assert ResumeOptions().cadence() is None
-    cadence = ResumeOptions(save_every=5).cadence()
-    assert cadence is not None and [step for step in range(11) if cadence.is_due(step, 0.0)] == [5, 10]
-    with pytest.raises(UnsupportedSetting, match="mtbf"):
-        ResumeOptions(mtbf=timedelta(hours=1)).cadence()
-
-
-def test_outside_of_a_restartable_block_nothing_is_held(tmp_path: Path) -> None:
-    still = Still()
-    session = still.session(ResumableRun(tmp_path))
-    session.keep(1, still, SaveForm("checkpoint-1"))
-    assert session.held is None and not (tmp_path / "checkpoint-1").exists()
-    session.close()
 
 
 def test_within_a_block_an_attempt_that_is_left_neither_saves_nor_stops(tmp_path: Path) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import enum
 import json
 import logging
 import random
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +15,7 @@ from resume_adapters import KeepLast
 from resume_adapters.core.session.options import ResumeOptions
 from resume_adapters.core.session.settings import (
     LaunchSettings,
-    OptimizerSettings,
     SettingsComparison,
-    as_text,
     of_options,
     of_random_state,
     read_settings,
@@ -192,14 +188,6 @@ def test_a_checkpoint_of_a_version_that_saved_no_settings_resumes_silently(
     assert comparison.in_force() == read() == SettingsComparison(read).in_force()
 
 
-def test_settings_of_several_groups_and_optimizers_have_their_names() -> None:
-    groups = [{"lr": "1", "decay": "0"}, {"lr": "1", "decay": "2"}]
-    one = OptimizerSettings("", [], groups)
-    named = LaunchSettings(optimizers=[one, one]).by_name()
-    assert named["lr of optimizer 1"] == "1" and named["decay of optimizer 0"] == "[0, 2]"
-    assert LaunchSettings(frozen=list("abcdef")).by_name() == {"frozen parameters": "6 (a, b, c, d and 2 more)"}
-
-
 def test_what_the_checkpoint_has_frozen_again_stays_frozen_in_its_settings() -> None:
     layer = torch.nn.Linear(1, 1)
     comparison = SettingsComparison(lambda: read_settings({}, modules=[layer]))
@@ -207,29 +195,6 @@ def test_what_the_checkpoint_has_frozen_again_stays_frozen_in_its_settings() -> 
     layer.weight.requires_grad_(False)  # as what is observed is restored
     assert "the checkpoint's frozen parameters 1 (weight) (given none)" in comparison.describe()
     assert comparison.in_force().frozen == ["weight"]
-
-
-class Kind(enum.Enum):
-    LINEAR = "linear"
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (Kind.LINEAR, "linear"),
-        (None, "None"),
-        (1e-4, "0.0001"),
-        (Path("a"), "a"),
-        (timedelta(minutes=1), "0:01:00"),
-        ({"a": [1, (2, 3)]}, "{a: [1, [2, 3]]}"),
-        (torch.tensor(0.5), "0.5"),
-        (torch.zeros(2), None),
-        (object(), None),
-        ("x" * 1000, "x" * 200),
-    ],
-)
-def test_a_plain_setting_is_text(value: Any, text: str | None) -> None:
-    assert as_text(value) == text
 
 
 def test_the_options_of_the_run_are_settings() -> None:

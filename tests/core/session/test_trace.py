@@ -12,9 +12,7 @@ import torch
 from torch.optim import optimizer
 
 from resume_adapters.core.session.options import ResumeOptions, run_directory_override
-from resume_adapters.core.session.trace import StepTrace
 from resume_adapters.core.state.rng import GeneratorState
-from resume_adapters.core.trace.log import TraceLog
 from resume_adapters.errors import UnsupportedSetting
 
 from plain_torch import Killed, Launch, killed_after
@@ -211,92 +209,8 @@ def stub() -> Stub:
     return Stub()
 
 
-@pytest.fixture
-def step_trace(tmp_path: Path, stub: Any) -> StepTrace:
-    log = TraceLog(tmp_path / "lines", 0, [], every=1, clock=lambda: 0.0, uncounted="")
-    return StepTrace(log, stub, {})
-
-
 def last(tmp_path: Path) -> dict[str, Any]:
     return json.loads((tmp_path / "lines").read_text().splitlines()[-1])  # type: ignore[no-any-return]
-
-
-def test_losses_and_norms_are_numbers_to_the_last_bit(tmp_path: Path, step_trace: StepTrace) -> None:
-    for loss in (
-        0.1,
-        torch.tensor(0.1),
-        torch.tensor([2]),
-        None,
-        "text",
-        torch.ones(2),
-        torch.tensor(1j),
-        float("nan"),
-    ):
-        step_trace.add_loss(loss)
-    step_trace.set_grad_norm(3)
-    step_trace.end_step(1, 0.5)
-    line = last(tmp_path)
-    assert line["loss"] == [(0.1).hex(), float(torch.tensor(0.1)).hex(), (2.0).hex(), None, None, None, None, "nan"]
-    assert (line["grad_norm"], line["lr"], line["epoch"]) == ((3.0).hex(), [], 0.5)
-
-
-def test_a_shard_of_a_loss_is_its_local_part(
-    tmp_path: Path, step_trace: StepTrace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.Tensor, "to_local", lambda self: self, raising=False)
-    step_trace.add_loss(torch.tensor(2.0))
-    step_trace.end_step(1, 0.0)
-    assert last(tmp_path)["loss"] == [(2.0).hex()] and last(tmp_path)["weights"]
-
-
-def test_a_step_that_an_earlier_launch_has_begun_has_no_batches(tmp_path: Path, step_trace: StepTrace) -> None:
-    step_trace.begin_partial_step()
-    for step in (1, 2):
-        step_trace.add_batch([1])
-        step_trace.end_step(step, 0.0)
-        step_trace.add_loss(1.0)
-        step_trace.end_step(step, 0.0)  # a batch without a step
-        assert ("batches" in last(tmp_path)) == ("loss" in last(tmp_path)) == (step == 2)
-    assert last(tmp_path)["loss"] == [(1.0).hex()]
-
-
-def test_what_an_optimizer_steps_beside_the_model_counts(tmp_path: Path, step_trace: StepTrace, stub: Stub) -> None:
-    """As the flat partitions of ZeRO do, of which it steps some groups at a time; the model's own count once."""
-    seen = []
-    for flat in (1.0, 2.0):
-        inner = torch.optim.Adam(
-            [{"params": [torch.full((3,), flat, requires_grad=True)]}, {"params": [stub.live["here"]]}]
-        )
-        inner.param_groups[0]["lr"] = 0.5
-        groups = inner.param_groups
-        for each in groups:
-            inner.param_groups = [each]
-            step_trace._before_step(inner, (), {})
-        inner.param_groups = groups
-        step_trace.end_step(int(flat), 0.0)
-        line = last(tmp_path)
-        assert line["lr"] == [[(0.5).hex(), (0.001).hex()]]
-        seen.append((line["weights"], line["optimizer"]))
-    assert seen[0][0] != seen[1][0] and seen[0][1] == seen[1][1], "no state yet"
-    stub.live["here"] += 1
-    step_trace.end_step(3, 0.0)
-    stub.live["elsewhere"] = torch.ones(9, device="meta")
-    step_trace.end_step(4, 0.0)
-    lines = [json.loads(line) for line in (tmp_path / "lines").read_text().splitlines()]
-    assert lines[2]["weights"] == lines[3]["weights"] != lines[1]["weights"]
-
-
-def test_the_state_of_an_optimizer_counts_in_the_order_of_its_parameters(tmp_path: Path, step_trace: StepTrace) -> None:
-    parameters = [torch.ones(2, requires_grad=True), torch.zeros(3, requires_grad=True)]
-    digests = []
-    for order in ([0, 1], [1, 0], [0, 1]):
-        inner = torch.optim.SGD(parameters)
-        for index in order:
-            inner.state[parameters[index]] = {"momentum_buffer": torch.full((1,), float(index + len(digests) // 2))}
-        step_trace._before_step(inner, (), {})
-        step_trace.end_step(len(digests) + 1, 0.0)
-        digests.append(last(tmp_path)["optimizer"])
-    assert digests[0] == digests[1] != digests[2]
 
 
 # ---- What the environment overrides

@@ -62,11 +62,6 @@ def test_equal_states_have_no_difference(make: Callable[[], Any]) -> None:
     assert first_difference(make(), make()) is None
 
 
-def test_a_numpy_number_stands_for_pythons() -> None:
-    assert first_difference(0.5, np.float64(0.5)) is None
-    assert first_difference(np.int64(3), 3) is None
-
-
 def test_an_object_is_what_it_holds() -> None:
     """A script may trust a class of its own; what is loaded is another object of it."""
 

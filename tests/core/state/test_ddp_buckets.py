@@ -73,12 +73,3 @@ def test_of_a_gradient_that_comes_several_times_the_first_counts() -> None:
 def test_the_order_of_another_model_is_refused() -> None:
     with pytest.raises(StateMismatch, match=r"the saved gradient order and the model differ in 0\.weight, 5\.bias"):
         BucketOrder(DistributedDataParallel(model())).replay(["2.weight", "2.bias", "5.bias"])
-
-
-@pytest.mark.usefixtures("_group")
-def test_hooks_that_wait_for_a_backward_are_removed_at_close() -> None:
-    ddp = DistributedDataParallel(model())
-    order = BucketOrder(ddp)
-    order.observe()
-    order.close()
-    assert not any(each._post_accumulate_grad_hooks for each in ddp.parameters())

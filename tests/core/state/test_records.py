@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import pytest
 
 from resume_adapters.core.state.records import FRESH, Record, Source, Stored
-from resume_adapters.errors import CheckpointDamaged, FormatMismatch
+from resume_adapters.errors import FormatMismatch
 
 SOURCE = Source(Path("checkpoint-4"), "rank-00000.json", 4, "0.1.0")
 
@@ -71,19 +71,3 @@ class Batch(Record):
     made: Annotated[list[int], FRESH]
     digest: str | None
     inner: list[Batch]
-
-
-def test_the_values_of_a_record_have_their_names_on_disk() -> None:
-    batch = Batch([1], [2], "known", [Batch([], [], None, [])])
-    tree = batch.to_tree()
-    assert tree["digest"] == "known" and tree["inner"][0]["digest"] is None
-    assert list(batch.values_on_disk()) == list(tree) and batch.values_on_disk()["digest"] is batch.digest
-    with pytest.raises(CheckpointDamaged, match="digest"):
-        Batch.from_tree({**tree, "digest": 1}, SOURCE)
-
-
-def test_values_are_copied_but_for_those_that_were_made_with_the_record() -> None:
-    batch = Batch([1], [2], "known", [])
-    copied = batch.map_values(list)
-    assert copied == batch
-    assert copied.indices is not batch.indices and copied.made is batch.made

@@ -76,24 +76,6 @@ def test_a_forked_child_has_the_previous_handlers(flag: StopFlag) -> None:
     assert flag.reason == "SIGTERM", "in the parent they stay"
 
 
-def test_a_signal_that_comes_before_a_child_has_restored_them_has_its_previous_effect(flag: StopFlag) -> None:
-    """Another process is taken for the one that installed the handlers: as in a child that has inherited them."""
-    heard: list[int] = []
-    flag.uninstall()
-    before = signal.signal(signal.SIGUSR1, lambda number, frame: heard.append(number))
-    flag.install()
-    signals._HANDLERS._process = -1
-    os.kill(os.getpid(), signal.SIGUSR1)
-    assert (heard, flag.reason) == ([signal.SIGUSR1], None)
-    flag.install()
-    os.kill(os.getpid(), signal.SIGUSR1)
-    assert (heard, flag.reason) == ([signal.SIGUSR1], "SIGUSR1")
-    flag.uninstall()
-    os.kill(os.getpid(), signal.SIGUSR1)
-    assert heard == [signal.SIGUSR1] * 2
-    signal.signal(signal.SIGUSR1, before)
-
-
 def inherit_and_end_by(number: signal.Signals) -> int:
     """Be a child that has inherited the handlers, and has not restored the previous ones yet."""
     StopFlag(StopOn(signals=(number,))).install()

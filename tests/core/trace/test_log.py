@@ -50,16 +50,6 @@ def test_a_point_is_for_its_rank_or_for_all() -> None:
     assert found == {0: ["step:3", "save:5:2", "prune:7:1"], 1: ["step:3", "step:4@1", "save:6:2@1"], 2: ["step:3"]}
 
 
-def test_each_rank_has_a_file(tmp_path: Path) -> None:
-    for rank in (0, 1):
-        environment = {"RESUME_ADAPTERS_TRACE": str(tmp_path / "steps")}
-        log = open_trace(environment, rank, clock=lambda: 5.0, uncounted="")
-        assert log is not None and log.every == 10
-        log.write("start", step=0, reason=None)
-    lines = [json.loads((tmp_path / name).read_text()) for name in ("steps", "steps.rank-00001")]
-    assert lines == [{"event": "start", "time": 5.0, "rank": rank, "step": 0} for rank in (0, 1)]
-
-
 # ---- Pause points, in a process that really stops
 
 JOB = """
@@ -155,20 +145,6 @@ def test_a_process_stops_itself_at_each_point_once(paused: Any, tmp_path: Path) 
     assert [line["names"] for line in pruned] == [["checkpoint-2"], ["checkpoint-4"]]
     assert all(line["operations"] > 2 for line in pruned)
     assert all(line["operations"] > 3 for line in job.lines() if line["event"] == "committed")
-
-
-def test_a_process_that_was_stopped_within_a_save_can_be_killed_there(paused: Any, tmp_path: Path) -> None:
-    job = paused("save:4:1")
-    lines = job.wait_until_stopped("save:4:1")
-    assert lines[-1] | {"time": 0} == {"event": "paused", "time": 0, "rank": 0, "at": "save:4:1"}
-    job.running.signal(signal.SIGKILL)
-    assert job.running.wait().killed
-    assert marker(tmp_path, 2).exists() and not (tmp_path / "run" / "checkpoint-4").exists()
-    again = paused("step:6")
-    again.wait_until_stopped("step:6")
-    again.go_on()
-    again.running.wait().require_success()
-    assert marker(tmp_path, 6).exists()
 
 
 def test_what_a_thread_of_the_clock_writes_is_not_counted(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from resume_adapters.cli import run_directory
 from resume_adapters.cli.app import EXIT_CODES, LOOK, Document, Json, RunDir, app, show
 from resume_adapters.cli.render import number, size
 from resume_adapters.cli.run_directory import STORAGE, RunDirectory
-from resume_adapters.core.run_directory.goodput import Launch, goodput
+from resume_adapters.core.run_directory.launches import Launch, goodput
 from resume_adapters.core.run_directory.status import observed_state
 from resume_adapters.core.saving.cadence import mean_time_between, optimal
 from resume_adapters.core.storage.base import write_atomically

@@ -20,8 +20,8 @@ from resume_adapters.core.checkpoint.checkpoint import CheckpointInfo
 from resume_adapters.core.checkpoint.layout import CONTROL
 from resume_adapters.core.checkpoint.manifest import describe_cursor
 from resume_adapters.core.checkpoint.retention import parse_best
-from resume_adapters.core.run_directory.goodput import goodput
-from resume_adapters.core.run_directory.status import RunState, WastedLaunch, is_alive, observed_state, wasted_launches
+from resume_adapters.core.run_directory.launches import WastedLaunch, goodput, wasted_launches
+from resume_adapters.core.run_directory.status import RunState, is_alive, observed_state
 from resume_adapters.core.tiers.options import is_url
 from resume_adapters.errors import UnsupportedSetting
 

@@ -30,12 +30,12 @@ from resume_adapters.cli.render import escape, size, state, table
 from resume_adapters.cli.run_directory import STORAGE
 from resume_adapters.core.checkpoint.catalog import Catalog
 from resume_adapters.core.checkpoint.layout import latest_form, point_latest
+from resume_adapters.core.checkpoint.remove import set_aside
 from resume_adapters.core.checkpoint.resolve import open_checkpoint
 from resume_adapters.core.checkpoint.retention import parse_best
 from resume_adapters.core.checkpoint.validity import NoForeign
 from resume_adapters.core.run_directory.prune import plan_prune, prune
 from resume_adapters.core.run_directory.status import RunState, RunStatus, observed_state
-from resume_adapters.core.run_directory.upkeep import set_aside
 from resume_adapters.core.session.options import TextOptions
 from resume_adapters.errors import NoValidCheckpoint, UnsupportedSetting
 

@@ -43,6 +43,7 @@ from resume_adapters.core.checkpoint.remove import (
     fenced_off,
     move,
     restore_superseded,
+    set_aside,
     supersede,
 )
 from resume_adapters.core.ranks import Ranks, run_on_all_ranks
@@ -87,9 +88,9 @@ class PendingCheckpoint:
         path: the checkpoint, once it has its name; its parent is the run directory.
         step: optimizer steps completed.
         fence: raises if another start owns the run directory.
-        set_aside: moves a checkpoint out of the way.
         is_file: the framework writes one file of that name, not a directory.
         storage_group: the ranks that share the run directory; all by default.
+        clear: frees the name of what is no checkpoint to return to; it is set aside by default.
     """
 
     def __init__(
@@ -99,17 +100,17 @@ class PendingCheckpoint:
         path: Path,
         step: int,
         fence: Fence,
-        set_aside: Callable[[Path], object],
         *,
         is_file: bool = False,
         storage_group: StorageGroup | None = None,
+        clear: Callable[[Storage, Path, Fence], object] = set_aside,
     ) -> None:
         self.storage = storage
         self.ranks = ranks
         self.path = path
         self.step = step
         self.fence = fence
-        self.set_aside = set_aside
+        self._clear: Callable[[Path], object] = lambda taken: clear(storage, taken, fence)
         self.is_file = is_file
         self.storage_group = shared_by_all(ranks) if storage_group is None else storage_group
         self.place = path
@@ -149,7 +150,7 @@ class PendingCheckpoint:
             return
         state = state_of(self.storage, self.path)
         if self.storage.is_link(self.path) or state in (_DAMAGED, _FOREIGN):
-            self.set_aside(self.path)
+            self._clear(self.path)
         elif state is _PENDING:  # left by a crash
             delete(self.storage, self.path, self.fence)
 
@@ -181,7 +182,7 @@ class PendingCheckpoint:
         if state_of(self.storage, self.path) is _COMMITTED and not self.storage.is_link(self.path):
             older = superseded_path(self.path)
             if layout.root_paths(self.storage, older):
-                self.set_aside(older)
+                self._clear(older)
             supersede(self.storage, self.path, self.fence)
         elif is_present(self.storage, self.path):
             self._take_in()
@@ -196,7 +197,7 @@ class PendingCheckpoint:
                 if not is_present(self.storage, self.place / entry.name):
                     move(self.storage, {self.path / entry.name: self.place / entry.name}, self.fence)
         if self.is_file or self.storage.entries(self.path):
-            self.set_aside(self.path)
+            self._clear(self.path)
 
     def _take_out(self, begun: Path) -> None:
         """Move to the run directory what the script has written beside the checkpoint; what was begun is then empty."""
@@ -348,7 +349,7 @@ class PendingCheckpoint:
         """Set aside the checkpoint that had the name, where pruning has left it. The leader calls it."""
         replaced = superseded_path(self.path)
         if layout.root_paths(self.storage, replaced):
-            self.set_aside(replaced)
+            self._clear(replaced)
 
     def release(self) -> None:
         """Release the checkpoint's directory, committed or not; a no-op where it is not held. Any rank may call it."""

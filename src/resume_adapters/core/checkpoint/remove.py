@@ -1,8 +1,8 @@
-"""Delete, supersede and restore checkpoints, as the start that owns a run directory. No other module deletes one.
+"""Delete, supersede, restore and set aside checkpoints, as the start that owns a run directory.
 
-Each operation looks at the fence before it moves something, and again after. A start that is frozen in between moves
-what a later start has made since; with the second look it finds that out and undoes the move, before anything is
-removed.
+No other module deletes one. Each operation looks at the fence before it moves something, and again after. A start that
+is frozen in between moves what a later start has made since; with the second look it finds that out and undoes the
+move, before anything is removed.
 """
 
 from __future__ import annotations
@@ -143,6 +143,27 @@ def _remove(storage: Storage, run_directory: Path, moves: Mapping[Path, Path], f
 def _sync(storage: Storage, *directories: Path) -> None:
     for directory in sorted(set(directories)):
         storage.sync(directory)
+
+
+def set_aside(storage: Storage, path: Path, fence: Fence) -> Path:
+    """Move a checkpoint into ``.resume/set-aside``, where it is never deleted; return its path there.
+
+    Raises:
+        FencedOff: a later start owns the run directory.
+    """
+    shelf = path.parent / CONTROL / "set-aside"
+    storage.make_directory(shelf)
+    number = 1
+    # After a crash between the two renames of a checkpoint, the second half gets the number of the first.
+    while any(is_present(storage, away) for away in _moves(storage, path, shelf / f"{path.name}.{number}").values()):
+        number += 1
+    target = shelf / f"{path.name}.{number}"
+    move(storage, _moves(storage, path, target), fence)
+    return target
+
+
+def _moves(storage: Storage, path: Path, target: Path) -> dict[Path, Path]:
+    return {name: target if name == path else layout.sidecar_dir(target) for name in layout.root_paths(storage, path)}
 
 
 def supersede(storage: Storage, checkpoint: Path, fence: Fence) -> None:

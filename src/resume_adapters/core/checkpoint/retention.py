@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import reduce
 from operator import or_
+from typing import Any
 
 from resume_adapters.errors import UnsupportedSetting
 
@@ -40,6 +41,11 @@ class Candidate:
     superseded: bool = False
     partial: bool = False
     weights_only: bool = False
+
+    @classmethod
+    def of(cls, name: str, saved: Any, *, superseded: bool = False, partial: bool = False) -> Candidate:
+        """Return a checkpoint as retention sees it, of its manifest or what is remembered of that."""
+        return cls(name, saved.step, saved.written, saved.metrics, superseded, partial, saved.weights_only)
 
 
 @dataclass(frozen=True)

@@ -46,16 +46,13 @@ class CommitHistory:
     def add(self, entry: Mapping[str, Any]) -> None:
         """Count one more entry of the journal."""
         event, name, step = entry["event"], entry.get("checkpoint"), entry.get("step")
-        moved = entry.get("set_aside")
         if event == "commit" and isinstance(step, int):
             if isinstance(name, str):
                 self._steps[name] = step
             else:  # version 0.1.0 did not write the name
                 self._unnamed.add(step)
-        elif event == "prune" and isinstance(name, str):
-            self._steps.pop(name, None)
-        elif event == "start" and isinstance(moved, list):
-            for each in moved:
+        elif event in ("prune", "start"):
+            for each in subjects(entry):
                 self._steps.pop(str(each), None)
         elif event == "rewind" and isinstance(step, int):
             self._steps = {name: known for name, known in self._steps.items() if known <= step}

@@ -60,10 +60,10 @@ class MemoryDirectory:
             return
         for entry in self._storage.entries(self.path):
             if self.path / entry.name not in but:
-                delete_all(self._storage, self.path / entry.name, _unshared)
+                delete_all(self._storage, self.path / entry.name, unshared)
         if not but:
-            delete_all(self._storage, self.path, _unshared)
+            delete_all(self._storage, self.path, unshared)
 
 
-def _unshared() -> None:
+def unshared() -> None:
     """Nobody else uses the directory."""

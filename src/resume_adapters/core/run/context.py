@@ -10,7 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from resume_adapters.core.checkpoint.catalog import Catalog
+from resume_adapters.core.checkpoint.commit import PendingCheckpoint
 from resume_adapters.core.checkpoint.layout import Pointer
+from resume_adapters.core.checkpoint.remove import Fence
 from resume_adapters.core.checkpoint.retention import KeepAll, Policy
 from resume_adapters.core.checkpoint.thin import WeightsFiles
 from resume_adapters.core.checkpoint.validity import ForeignDetector, NoForeign
@@ -31,6 +33,7 @@ from resume_adapters.core.storage.groups import StorageGroup, shared_by_all
 from resume_adapters.core.tiers.memory import MemoryTier
 from resume_adapters.core.tiers.mirrors import MIRROR_THREAD, Mirrors
 from resume_adapters.core.tiers.options import Memory, Mirror, Remote
+from resume_adapters.core.tiers.tier import Fetch
 from resume_adapters.core.trace.log import open_trace
 from resume_adapters.errors import UnsupportedSetting
 
@@ -229,6 +232,16 @@ class RunContext:
     def own(self, storage_group: StorageGroup, generation: int) -> None:
         """Own the run directory, which has been taken over and opened."""
         self.storage_group, self.generation = storage_group, generation
+
+    def pending(self, path: Path, step: int, ranks: Ranks, group: StorageGroup, *, is_file: bool) -> PendingCheckpoint:
+        """Return a checkpoint that is to be written into the run directory; see there."""
+        return PendingCheckpoint(
+            self.storage, ranks, path, step, self.require_owned, is_file=is_file, storage_group=group
+        )
+
+    def fetch(self, ranks: Ranks, group: StorageGroup, fence: Fence) -> Fetch:
+        """Return what copies checkpoints into the run directory; see there."""
+        return Fetch(self.storage, ranks, group, self.directory, fence, self.control.journal, self.options.latest)
 
     def require_owned(self) -> None:
         """Check on a rank that leads the run directory that no later start has taken it over, nor a tier.

@@ -28,8 +28,9 @@ from resume_adapters.core.run.context import RunContext, RunOptions
 from resume_adapters.core.run.saver import Saver
 from resume_adapters.core.run.step_control import Progress, StepControl
 from resume_adapters.core.run.takeover import Takeover
+from resume_adapters.core.run_directory.launches import WastedLaunch
 from resume_adapters.core.run_directory.prune import Pruner
-from resume_adapters.core.run_directory.status import RunState, RunStatus, StatusPublisher, WastedLaunch, signed
+from resume_adapters.core.run_directory.status import RunState, RunStatus, StatusPublisher, signed
 from resume_adapters.core.stop.policy import is_warning
 from resume_adapters.core.stop.walltime import slurm_job, slurm_requeue
 from resume_adapters.core.storage.base import Storage

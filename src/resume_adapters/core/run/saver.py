@@ -5,30 +5,26 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from resume_adapters._version import __version__
-from resume_adapters.core.checkpoint import layout
 from resume_adapters.core.checkpoint.checkpoint import Checkpoint
 from resume_adapters.core.checkpoint.commit import PendingCheckpoint
 from resume_adapters.core.checkpoint.layout import LONGEST_NAME
 from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest, describe_cursor
-from resume_adapters.core.checkpoint.validity import read_manifest
 from resume_adapters.core.checkpoint.writer import CheckpointContent, share_files, write_checkpoint
 from resume_adapters.core.choices import OnSaveError
 from resume_adapters.core.log import logger
-from resume_adapters.core.ranks import SINGLE_PROCESS, Ranks
+from resume_adapters.core.ranks import Ranks
 from resume_adapters.core.run.context import RunContext
 from resume_adapters.core.run.step_control import StepControl
 from resume_adapters.core.run_directory.prune import Pruner
-from resume_adapters.core.run_directory.upkeep import set_aside, warn_if_short
+from resume_adapters.core.run_directory.upkeep import warn_if_short
 from resume_adapters.core.saving.engine import SaveEngine, SaveRequest
 from resume_adapters.core.saving.staging import Staging
-from resume_adapters.core.storage.base import Bytes, is_full, read_pieces
-from resume_adapters.core.storage.groups import StorageGroup, shared_by_all
-from resume_adapters.core.tiers.tier import Fetch
+from resume_adapters.core.storage.base import is_full
 from resume_adapters.errors import PeerFailed, ResumeError, SaveFailed, UnsupportedSetting
 
 _MOST = 3
@@ -208,17 +204,7 @@ class Saver:
                 context.trace.begin_save(name, step)
             if self._resumed == path:
                 context.ranks.barrier()  # another rank may still be reading what this save moves aside
-            fence = context.require_owned
-            pending = PendingCheckpoint(
-                context.storage,
-                context.ranks,
-                path,
-                step,
-                fence,
-                functools.partial(set_aside, context.storage, fence=fence),
-                is_file=is_file,
-                storage_group=context.storage_group,
-            )
+            pending = context.pending(path, step, context.ranks, context.storage_group, is_file=is_file)
             self.engine.submit(self._written(pending, content, began, is_last=is_last))
             self._steps.saved(began - waited)
 
@@ -300,71 +286,24 @@ class Saver:
         self._steps.saved_to_memory(began, is_written=is_written)
         return is_written
 
-    def write_elsewhere(
-        self,
-        path: Path,
-        step: int,
-        content: CheckpointContent,
-        ranks: Ranks,
-        group: StorageGroup,
-        *,
-        is_file: bool,
-        is_last: bool = False,
+    def write_now(
+        self, pending: PendingCheckpoint, content: CheckpointContent, publish: Callable[[Manifest], object]
     ) -> None:
-        """Write a checkpoint outside of the run directory, and commit it there. The run may be closed.
+        """Write a checkpoint and commit it before this returns. The run may be closed.
 
         Args:
-            path: the checkpoint; its parent directory belongs to the caller.
-            ranks: the ranks of the run, all of which call this.
-            group: those that see the path that this rank sees. Each group gets the files of all ranks.
-            is_file: the framework writes one file of that name, not a directory.
-            is_last: it is in the run directory after all, and the last of this start.
+            pending: the checkpoint. Each group of ranks that share its directory gets the files of all.
+            publish: completes it, on the leader of each group.
         """
-
-        def nothing(*_: object) -> None:
-            """Nobody else uses the directory."""
-
-        context = self._context
-        fence = context.require_owned if is_last else nothing
-        aside = functools.partial(set_aside, context.storage, fence=fence) if is_last else nothing
-        pending = PendingCheckpoint(
-            context.storage, ranks, path, step, fence, aside, is_file=is_file, storage_group=group
-        )
         try:
-            written = write_checkpoint(pending, content, context.clock, share=share_files)
+            written = write_checkpoint(pending, content, self._context.clock, share=share_files)
             written.complete()
-            manifest = pending.commit(
-                ranks, written.files, functools.partial(self._manifest, step=step, **written.facts)
-            )
-            if pending.storage_group.is_leader and is_last:
-                pending.announce(context.options.latest, context.control.journal.append, manifest)
-                pending.set_replaced_aside()
-            elif pending.storage_group.is_leader:
-                pending.complete()
+            describe = functools.partial(self._manifest, step=pending.step, **written.facts)
+            manifest = pending.commit(pending.ranks, written.files, describe)
+            if pending.storage_group.is_leader:
+                publish(manifest)
         finally:
             pending.release()
-
-    def copy_last(self, source: Path) -> None:
-        """Commit a copy of a checkpoint that is in memory as the last of this start. The run may be closed.
-
-        One rank calls it; the memory of its node has the files of all.
-        """
-        context = self._context
-        storage, group = context.storage, shared_by_all(SINGLE_PROCESS)
-
-        def read(entry: FileEntry) -> Iterator[Bytes]:
-            return read_pieces(storage, layout.locate(storage, source, entry.path))
-
-        copies = Fetch(
-            storage,
-            SINGLE_PROCESS,
-            group,
-            context.directory,
-            context.require_owned,
-            context.control.journal,
-            context.options.latest,
-        )
-        copies.copy(source.name, read_manifest(storage, source), read, str(source))
 
     def copy_of(self, tensor: Any) -> Any:
         """Return the copy of a tensor that is not distributed in the save under way; ``None`` where it has none."""

@@ -17,7 +17,8 @@ from typing import NamedTuple
 from resume_adapters.core.log import logger
 from resume_adapters.core.run.context import RunContext
 from resume_adapters.core.run.monitor import Monitor
-from resume_adapters.core.run_directory.status import RunState, RunStatus, WastedLaunch
+from resume_adapters.core.run_directory.launches import WastedLaunch
+from resume_adapters.core.run_directory.status import RunState, RunStatus
 from resume_adapters.core.saving.cadence import chosen
 from resume_adapters.core.stop.policy import WALLTIME, is_warning
 from resume_adapters.core.stop.processes import find_launchers, start_time
@@ -174,7 +175,8 @@ class StepControl:
         votes_save = is_due and self._decides_saves and not self._voted_save
         self._voted_save = self._voted_save or votes_save
         wish = SaveWish.TO_DISK if votes_save else self._wish_for_memory(step, now)
-        stop = self._announced(self._vote.poll(save=wish))
+        if stop := self._vote.poll(save=wish):
+            self._announce_stop()
         # All ranks know of a save between a vote and its result; the vote for a save is then void.
         is_void = self._vote.is_behind and self._just_saved
         voted = self._vote.take_save()
@@ -202,10 +204,7 @@ class StepControl:
         For places within a step: between the batches of an evaluation.
         """
         self._margin.polled(time.monotonic())
-        return self._announced(self._vote.poll("between steps"))
-
-    def _announced(self, stop: bool) -> bool:
-        if stop:
+        if stop := self._vote.poll("between steps"):
             self._announce_stop()
         return stop
 
@@ -274,11 +273,12 @@ class StepControl:
         now = time.monotonic()
         self._margin.paused()
         self._voted_memory = False
-        assert self._memory_cadence is not None, "a save to memory was due"
+        cadence = self._memory_cadence
+        assert cadence is not None, "a save to memory was due"
         if is_written:
-            self._memory_cadence.saved(now, now - began)
+            cadence.saved(now, now - began)
         else:
-            self._memory_cadence.postpone(now)
+            cadence.postpone(now)
 
     def save_failed(self) -> None:
         """Count a save that failed: the next one is due an interval later."""
@@ -322,7 +322,7 @@ class StepControl:
         return {
             **of_all,
             "look for the stop file": self._look_for_stop_file,
-            "measure the rate": self._measure_rate,
+            "measure the rate": lambda: self._rate.add(time.monotonic(), self.progress.step),
             "refresh the status": self._refresh_status,
         }
 
@@ -341,9 +341,6 @@ class StepControl:
     def _look_for_stop_file(self) -> None:
         if (reason := self._control.stop_file.reason()) is not None:
             self.flag.request(reason)
-
-    def _measure_rate(self) -> None:
-        self._rate.add(time.monotonic(), self.progress.step)
 
     def _refresh_status(self) -> None:
         if (later := self._control.fencing.later_start()) is not None:

@@ -13,7 +13,7 @@ from resume_adapters.core.checkpoint.catalog import candidates
 from resume_adapters.core.checkpoint.checkpoint import Checkpoint, RejectedCheckpoint, ResumeChoice
 from resume_adapters.core.checkpoint.layout import CheckpointState, point_latest, state_of
 from resume_adapters.core.checkpoint.manifest import Manifest
-from resume_adapters.core.checkpoint.remove import Fence, fenced_off
+from resume_adapters.core.checkpoint.remove import Fence, fenced_off, set_aside
 from resume_adapters.core.checkpoint.resolve import latest_valid, no_valid, open_checkpoint
 from resume_adapters.core.log import logger
 from resume_adapters.core.ranks import run_on_all_ranks
@@ -21,21 +21,15 @@ from resume_adapters.core.recovery.plan import HeldCheckpoint
 from resume_adapters.core.run.context import RunContext
 from resume_adapters.core.run_directory.discovery import discover_groups, read_identity, write_identity
 from resume_adapters.core.run_directory.journal import SET_ASIDE
-from resume_adapters.core.run_directory.status import (
-    RunState,
-    RunStatus,
-    StatusPublisher,
-    WastedLaunch,
-    may_start,
-    wasted_launches,
-)
-from resume_adapters.core.run_directory.upkeep import free_latest, is_checkpoint, prepare, set_aside, sweep
+from resume_adapters.core.run_directory.launches import WastedLaunch, wasted_launches
+from resume_adapters.core.run_directory.status import RunState, RunStatus, StatusPublisher, may_start
+from resume_adapters.core.run_directory.upkeep import free_latest, is_checkpoint, prepare, sweep
 from resume_adapters.core.storage.base import Stamp
 from resume_adapters.core.storage.groups import shared_by_all
 from resume_adapters.core.tiers.memory import MemoryTier
 from resume_adapters.core.tiers.mirrors import LONGEST_COPY, group_ranks
 from resume_adapters.core.tiers.resume import TierCandidates, identity_of
-from resume_adapters.core.tiers.tier import Fetch, Tier
+from resume_adapters.core.tiers.tier import Tier
 from resume_adapters.errors import (
     CheckpointDamaged,
     CheckpointsExist,
@@ -266,15 +260,7 @@ class Takeover:
                 )
             return choice
         everyone, channel = self.ranks.new_channel(LONGEST_COPY), group_ranks(self.ranks, self.storage_group)
-        fetch = Fetch(
-            self.storage,
-            channel,
-            self.storage_group,
-            self.directory,
-            self._fence,
-            self.control.journal,
-            self.context.options.latest,
-        )
+        fetch = self.context.fetch(channel, self.storage_group, self._fence)
         rejected = list[RejectedCheckpoint]()
         unavailable: TierUnavailable | None = None
         for identity in found:

@@ -19,7 +19,7 @@ from resume_adapters.core.checkpoint.validity import CommitHistory, check_digest
 from resume_adapters.core.log import logger
 from resume_adapters.core.ranks import SINGLE_PROCESS, Ranks, run_on_all_ranks
 from resume_adapters.core.run_directory.control import ControlDirectory
-from resume_adapters.core.run_directory.upkeep import Placeholder, set_aside
+from resume_adapters.core.run_directory.upkeep import Placeholder
 from resume_adapters.core.storage.groups import StorageGroup
 from resume_adapters.errors import CheckpointDamaged, FencedOff, FormatTooNew, ResumeError
 
@@ -127,14 +127,11 @@ def _plan(
             break
         del summaries[name]
     candidates = [
-        Candidate(
+        Candidate.of(
             name,
-            each.step,
-            each.written,
-            each.metrics,
+            each,
             superseded=name.endswith(SUPERSEDED) and name.removesuffix(SUPERSEDED) in summaries,
             partial=name in partial,
-            weights_only=each.weights_only,
         )
         for name, each in summaries.items()
     ]
@@ -271,11 +268,10 @@ class Pruner:
         """Leave the weights of a checkpoint alone; return whether that is done. What fails is not tried again."""
         assert self._weights is not None, "RunOptions refuses such a policy without them"
         storage, path = self._catalog.storage, self.directory / name
-        shelve = functools.partial(set_aside, storage, fence=self.fence)
         try:
             step = self._catalog.summary(path).step
             is_file = layout.has_sidecar(storage, path)
-            pending = PendingCheckpoint(storage, SINGLE_PROCESS, path, step, self.fence, shelve, is_file=is_file)
+            pending = PendingCheckpoint(storage, SINGLE_PROCESS, path, step, self.fence, is_file=is_file)
             drop_state(pending, self._weights)
         except FencedOff:
             raise

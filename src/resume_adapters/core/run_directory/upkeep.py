@@ -25,8 +25,8 @@ from resume_adapters.core.checkpoint.remove import (
     Fence,
     delete,
     delete_leftover,
-    move,
     restore_superseded,
+    set_aside,
 )
 from resume_adapters.core.checkpoint.validity import CommitHistory, ForeignDetector, foreign_step
 from resume_adapters.core.log import logger
@@ -34,7 +34,6 @@ from resume_adapters.core.run_directory.control import ControlDirectory, Leftove
 from resume_adapters.core.run_directory.journal import Journal
 from resume_adapters.core.storage.base import (
     Storage,
-    is_present,
     is_temporary,
     make_durable_directory,
     temporary_path,
@@ -126,27 +125,6 @@ def _original(storage: Storage, copy: Path) -> Path | None:
         if is_committed and storage.read(layout.manifest_path(storage, path)) == content:
             return path
     return None
-
-
-def set_aside(storage: Storage, path: Path, fence: Fence) -> Path:
-    """Move a checkpoint into ``.resume/set-aside``, where it is never deleted; return its path there.
-
-    Raises:
-        FencedOff: a later start owns the run directory.
-    """
-    shelf = path.parent / CONTROL / "set-aside"
-    storage.make_directory(shelf)
-    number = 1
-    # After a crash between the two renames of a checkpoint, the second half gets the number of the first.
-    while any(is_present(storage, away) for away in _moves(storage, path, shelf / f"{path.name}.{number}").values()):
-        number += 1
-    target = shelf / f"{path.name}.{number}"
-    move(storage, _moves(storage, path, target), fence)
-    return target
-
-
-def _moves(storage: Storage, path: Path, target: Path) -> dict[Path, Path]:
-    return {name: target if name == path else layout.sidecar_dir(target) for name in layout.root_paths(storage, path)}
 
 
 def sweep(

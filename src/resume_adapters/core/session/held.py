@@ -14,11 +14,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
+from resume_adapters.core.checkpoint.commit import PendingCheckpoint
+from resume_adapters.core.checkpoint.manifest import Manifest
+from resume_adapters.core.checkpoint.validity import read_manifest
 from resume_adapters.core.checkpoint.writer import CallContent, Captured
 from resume_adapters.core.log import logger
 from resume_adapters.core.observed.when import ObservedState
-from resume_adapters.core.ranks import Ranks
+from resume_adapters.core.ranks import SINGLE_PROCESS, Ranks
 from resume_adapters.core.recovery.attempt import RunningAttempt
+from resume_adapters.core.recovery.memory import unshared
 from resume_adapters.core.recovery.plan import Failure, Level, Moment, Report
 from resume_adapters.core.recovery.updates import HeldSchedule
 from resume_adapters.core.run.run import ResumableRun
@@ -33,6 +37,7 @@ from resume_adapters.core.state.records import Source
 from resume_adapters.core.state.stateful import Stateful, StaticState
 from resume_adapters.core.stop.signals import StopFlag
 from resume_adapters.core.storage.groups import StorageGroup, shared_by_all
+from resume_adapters.core.tiers.tier import reading
 from resume_adapters.errors import SaveFailed
 
 
@@ -261,7 +266,10 @@ class HeldCall:
         self._go_back(ranks, moment, source)
         path = memory / moment.form.name
         buffers = {key: taken.content for key, taken in moment.buffers.items()}
-        self._write(path, moment, {BUFFERS: StaticState(buffers)}, ranks, group, "recovery")
+        pending = PendingCheckpoint(
+            self._run.storage, ranks, path, moment.step, unshared, is_file=moment.form.is_file, storage_group=group
+        )
+        self._write(pending, moment, {BUFFERS: StaticState(buffers)}, "recovery", lambda _: pending.complete())
         return path
 
     def save(self, ranks: Ranks, name: Moment | None, source: int | None) -> str:
@@ -271,16 +279,29 @@ class HeldCall:
         if name is None:
             memory = self._run.attempt_checkpoint
             assert memory is not None, "it has said so"
-            if ranks.rank == 0:
-                self._run.saver.copy_last(memory)
+            if ranks.rank == 0:  # the memory of its node has the files of all
+                self._copy_last(memory)
             return memory.name
-        catalog, moment = self._run.context.catalog, self._moment_of(name)
+        context, catalog, moment = self._run.context, self._run.context.catalog, self._moment_of(name)
         path = self.directory / moment.form.name
         is_there = path.name in catalog.committed() and catalog.summary(path).step == moment.step
         if not ranks.gather(is_there)[0]:
             self._go_back(ranks, moment, source)
-            self._write(path, moment, {}, ranks, shared_by_all(ranks), "failed", is_last=True)
+            pending = context.pending(path, moment.step, ranks, shared_by_all(ranks), is_file=moment.form.is_file)
+
+            def publish(manifest: Manifest) -> None:
+                pending.announce(context.options.latest, context.control.journal.append, manifest)
+                pending.set_replaced_aside()
+
+            self._write(pending, moment, {}, "failed", publish)
         return path.name
+
+    def _copy_last(self, source: Path) -> None:
+        """Commit a copy of a checkpoint that is in memory as the last of this start."""
+        context = self._run.context
+        manifest, read = read_manifest(context.storage, source), reading(context.storage, source)
+        copies = context.fetch(SINGLE_PROCESS, shared_by_all(SINGLE_PROCESS), context.require_owned)
+        copies.copy(source.name, manifest, read, str(source))
 
     def _moment_of(self, name: Moment | None) -> _Moment:
         held = [self._moment, *(each for each, _ in self._former)]
@@ -307,19 +328,16 @@ class HeldCall:
 
     def _write(
         self,
-        path: Path,
+        pending: PendingCheckpoint,
         moment: _Moment,
         more: Mapping[str, Stateful],
-        ranks: Ranks,
-        group: StorageGroup,
         reason: str,
-        *,
-        is_last: bool = False,
+        publish: Callable[[Manifest], object],
     ) -> None:
         """Write the state of a moment as a checkpoint, as any other holds it."""
 
         def captured() -> Captured:
-            state = self._kind.from_tree(moment.state.tree, Source(path, "memory", moment.step, ""))
+            state = self._kind.from_tree(moment.state.tree, Source(pending.path, "memory", moment.step, ""))
             added = self._session.capture_held(moment.loop, moment.form.name, state, moment.facts)
             held = {name: StaticState(tree) for name, tree in moment.parts.tree.items()}
             return Captured(
@@ -329,9 +347,8 @@ class HeldCall:
             )
 
         content = CallContent(self._session.write_files, captured, self._framework.owner_of)
-        form, saver = moment.form, self._run.saver
-        with form.saving(moment.own.tree):
-            saver.write_elsewhere(path, moment.step, content, ranks, group, is_file=form.is_file, is_last=is_last)
+        with moment.form.saving(moment.own.tree):
+            self._run.saver.write_now(pending, content, publish)
 
     def give_up(self, failure: Failure) -> None:
         """Write into the status of the run that it has failed, where it got as far as owning its directory."""

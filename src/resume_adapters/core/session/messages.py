@@ -13,8 +13,8 @@ from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.checkpoint.parts import SCALER
 from resume_adapters.core.log import logger
 from resume_adapters.core.run.run import ResumableRun
+from resume_adapters.core.run_directory.launches import WastedLaunch
 from resume_adapters.core.run_directory.siblings import unfinished_sibling
-from resume_adapters.core.run_directory.status import WastedLaunch
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.framework import Framework
 from resume_adapters.core.session.options import ResumeOptions

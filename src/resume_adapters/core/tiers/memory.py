@@ -28,7 +28,7 @@ from resume_adapters.core.storage.base import Storage, read_pieces
 from resume_adapters.core.storage.groups import StorageGroup, shared_by_some
 from resume_adapters.core.storage.local import make_private_directory
 from resume_adapters.core.tiers.options import Memory
-from resume_adapters.core.tiers.tier import TierCheckpoint, is_one_file, write_copy
+from resume_adapters.core.tiers.tier import TierCheckpoint, is_one_file, reading, write_copy
 from resume_adapters.errors import (
     CheckpointDamaged,
     FencedOff,
@@ -114,7 +114,7 @@ class MemoryTier:
         self.had_checkpoints = any(run_on_all_ranks(ranks, make, "use the memory", unusable))
         seen = ranks_by_directory(self._storage, ranks, self.directory) if ranks.world_size > 1 else [(0,)]
         self.group = StorageGroup(ranks.rank, seen[ranks.rank], SINGLE_PROCESS)
-        if self._settings.saves_alone and any(ranks.gather(self.group.members != group.members)):
+        if self._settings.save_every is not None and any(ranks.gather(self.group.members != group.members)):
             # One rank writes what all of them read, so the nodes send each other what they lack.
             self.group = shared_by_some(ranks, seen)
 
@@ -200,13 +200,7 @@ class MemoryTier:
         pending = self.pending(ranks, path.name, manifest.step, is_file=is_one_file(path.name, manifest))
         mine = [entry for entry in manifest.files if entry.rank == ranks.rank]
         try:
-            write_copy(
-                pending,
-                manifest,
-                mine,
-                lambda entry: read_pieces(self._storage, locate(self._storage, path, entry.path)),
-                str(path),
-            )
+            write_copy(pending, manifest, mine, reading(self._storage, path), str(path))
         except ResumeError as error:
             self.failed(ranks, error)
         else:
@@ -222,9 +216,9 @@ class MemoryTier:
             self.directory / name,
             step,
             self._fence,
-            lambda path: delete(self._storage, path, self._fence),
             is_file=is_file,
             storage_group=self.group,
+            clear=delete,
         )
 
     def make_room(self, ranks: Ranks, last: Manifest | None) -> bool:

@@ -87,11 +87,6 @@ class Memory:
         if not isinstance(self.directory, str) or not self.directory.startswith("/"):
             raise UnsupportedSetting(f"Memory(directory={self.directory!r}): expected an absolute path")
 
-    @property
-    def saves_alone(self) -> bool:
-        """Whether it holds saves that are not in the run directory."""
-        return self.save_every is not None
-
 
 Mirror = Remote | Memory
 """What may be in the list ``mirror``."""

@@ -328,14 +328,7 @@ class RemoteTier:
         for each in found:
             newest.setdefault(each.name, each.place)
         candidates = [
-            Candidate(
-                each.place,
-                each.manifest.step,
-                each.manifest.written,
-                each.manifest.metrics,
-                superseded=newest[each.name] != each.place,
-            )
-            for each in found
+            Candidate.of(each.place, each.manifest, superseded=newest[each.name] != each.place) for each in found
         ]
         anchor = found[0].place if found else None
         plan = plan_retention(candidates, keep, now=now, anchor=anchor, best=newest.get(best or ""))

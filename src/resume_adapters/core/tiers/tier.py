@@ -21,8 +21,7 @@ from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest
 from resume_adapters.core.checkpoint.remove import Fence
 from resume_adapters.core.ranks import Ranks
 from resume_adapters.core.run_directory.journal import Journal
-from resume_adapters.core.run_directory.upkeep import set_aside
-from resume_adapters.core.storage.base import Bytes, Storage, write_pieces
+from resume_adapters.core.storage.base import Bytes, Storage, read_pieces, write_pieces
 from resume_adapters.core.storage.groups import StorageGroup, shared_by_all
 from resume_adapters.errors import CheckpointDamaged, TierUnavailable
 
@@ -99,6 +98,11 @@ class Tier(Protocol):
 
 Read = Callable[[FileEntry], Iterator[Bytes]]
 """Yields the content of a file of the original. May raise :class:`CheckpointDamaged` and :class:`TierUnavailable`."""
+
+
+def reading(storage: Storage, checkpoint: Path) -> Read:
+    """Return what reads the files of a checkpoint on a disk."""
+    return lambda entry: read_pieces(storage, layout.locate(storage, checkpoint, entry.path))
 
 
 _NO_PATH_HERE = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP, errno.EILSEQ, errno.EINVAL)
@@ -219,7 +223,6 @@ class Fetch:
             self.directory / name,
             manifest.step,
             self.fence,
-            lambda away: set_aside(self.storage, away, self.fence),
             is_file=is_one_file(name, manifest),
             storage_group=shared_by_all(self.ranks),
         )
