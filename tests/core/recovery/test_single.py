@@ -21,17 +21,21 @@ import torch.distributed as dist
 
 from resume_adapters import Memory, Remote
 from resume_adapters.core import devices
+from resume_adapters.core.recovery import block
 from resume_adapters.core.recovery.attempt import running_attempt
+from resume_adapters.core.recovery.hang import Pulse
 from resume_adapters.core.recovery.meeting import Meeting
 from resume_adapters.core.recovery.memory import MemoryDirectory
+from resume_adapters.core.recovery.options import BlockOptions
 from resume_adapters.core.recovery.options import Launch as LaunchOfBlock
 from resume_adapters.core.run_directory.control import Fencing
 from resume_adapters.core.run_directory.status import RunState, RunStatus, StatusFile
+from resume_adapters.core.session.held import HeldCall
 from resume_adapters.core.state.frozen import FrozenBuffers
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.core.tiers.mirrors import MIRROR_THREAD
 from resume_adapters.errors import Halted, PeerFailed, RunHalted, Stopped, UnsupportedSetting
-from resume_adapters.recovery import Attempt, Level, restartable
+from resume_adapters.recovery import Attempt, Failure, Level, restartable
 from waiting import LIMIT, until
 
 from plain_torch import Launch, PlainTorch
@@ -149,6 +153,37 @@ def stopped(job: Job, kind: type[Stopped] = Stopped, **settings: Any) -> str:
     with pytest.raises(kind) as found:
         job(**settings)
     return found.value.reason
+
+
+def test_nobody_waits_for_a_loss_where_a_step_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may still be computed on a device."""
+    read: list[bool] = []
+    holding: list[bool] = []
+    keep = HeldCall.keep
+
+    class Loss(torch.Tensor):
+        def __float__(self) -> float:
+            read.append(bool(holding))
+            return self.item()
+
+    def watched(self: HeldCall, *given: Any) -> None:
+        holding.append(True)
+        keep(self, *given)
+        holding.clear()
+
+    monkeypatch.setattr(HeldCall, "keep", watched)
+
+    @restartable()
+    def main(attempt: Attempt) -> None:
+        launch = Launch(tmp_path / "run")
+        train = launch.framework.train
+        launch.framework.train = lambda batch: train(batch).as_subclass(Loss)  # type: ignore[method-assign]
+        launch()
+
+    main()
+    assert read and not any(read)
+    saved = json.loads((tmp_path / "run/checkpoint-8/resume/manifest.json").read_text())
+    assert isinstance(saved["manifest"]["metrics"]["loss"], float)
 
 
 def newest(directory: Path) -> int:
@@ -649,6 +684,31 @@ def test_one_training_behind_another_is_held(tmp_path: Path, forward: Callable[.
     assert levels == [None, Level.MEMORY]
 
 
+def test_a_save_counts_as_a_sign_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may wait for the one before it."""
+    silences: list[float] = []
+    since_step: list[float] = []
+    ended = 0.0
+    save, end_step = PlainTorch.save, Pulse.end_step
+
+    def saving(self: PlainTorch, directory: Path) -> None:
+        attempt, now = running_attempt(), time.monotonic()
+        silence = attempt and attempt.pulse.silence(now)
+        silences.append(float("inf") if silence is None else silence)
+        since_step.append(now - ended)
+        save(self, directory)
+
+    def ending(self: Pulse) -> None:
+        nonlocal ended
+        end_step(self)
+        ended = time.monotonic()
+
+    monkeypatch.setattr(PlainTorch, "save", saving)
+    monkeypatch.setattr(Pulse, "end_step", ending)
+    Job(tmp_path / "run", max_steps=5)()
+    assert silences[0] < since_step[0]
+
+
 def test_a_hook_that_fails_does_not_hide_the_failure(caplog: pytest.LogCaptureFixture) -> None:
     def abort(attempt: Attempt) -> None:
         raise ValueError("a hook")
@@ -697,3 +757,26 @@ def test_single_processes_do_not_share_memory() -> None:
     """In two containers they may have the same number, and the same memory."""
     launch = LaunchOfBlock()
     assert Meeting(launch, LIMIT).token != Meeting(launch, LIMIT).token
+
+
+def test_blocks_of_one_process_do_not_share_memory() -> None:
+    assert next(block._numbers) < next(block._numbers)
+
+
+def test_a_rank_that_trains_nothing_yet_says_where_it_is_when_another_one_hangs(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It has no run directory to write that into."""
+    block.Block(BlockOptions())._log_stacks(Failure(1, None, "Hung", "rank 1 hangs", ""))
+    assert "Rank 1 hangs. The threads of rank 0 are at:\nthread MainThread:" in caplog.text
+
+
+def test_a_process_whose_main_thread_cannot_be_led_out_ends(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(block.os, "_exit", ended.append)
+    block.Block(BlockOptions())._abandon("leave its step", 60.0)
+    assert ended == [1]
+    assert "rank 0 did not leave its step within 60 s after a failure. Its process ends" in caplog.text
+    assert "thread MainThread:" in caplog.text

@@ -15,8 +15,10 @@ import pytest
 
 from resume_adapters.core.run_directory.status import RunState, RunStatus, is_alive
 from resume_adapters.core.stop.processes import (
+    _is_alive,
     _is_launcher,
     find_launchers,
+    is_dead,
     start_time,
 )
 
@@ -96,6 +98,13 @@ def status(pid: int, host: str, updated: float) -> RunStatus:
     return RunStatus(state=RunState.RUNNING, pid=pid, host=host, updated=updated)
 
 
+@pytest.mark.parametrize("state", [psutil.STATUS_SLEEPING, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD])
+def test_a_process_that_only_waits_to_be_reaped_is_dead(state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = status(pid=os.getpid(), host=socket.gethostname(), updated=time.time())
+    monkeypatch.setattr(psutil.Process, "status", lambda process: state)
+    assert is_alive(own) is (state == psutil.STATUS_SLEEPING)
+
+
 def test_what_cannot_be_looked_at_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where processes are hidden, no launcher is found, and a process counts as alive that can be signalled."""
     own = status(pid=os.getpid(), host=socket.gethostname(), updated=time.time())
@@ -118,3 +127,20 @@ def test_what_cannot_be_looked_at_is_not_there(monkeypatch: pytest.MonkeyPatch) 
     assert find_launchers()() and not _is_launcher(this)
     monkeypatch.setattr(os, "kill", refuse)
     assert is_alive(own) is True, "it is there, and somebody else's"
+
+
+def test_a_launcher_that_the_system_hides_counts_as_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    def status(process: psutil.Process) -> str:
+        raise psutil.AccessDenied(process.pid)
+
+    monkeypatch.setattr(psutil.Process, "status", status)
+    assert _is_alive(psutil.Process())
+
+
+def test_of_a_process_that_is_gone_nothing_is_known() -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    process = psutil.Process(ended.pid)
+    ended.wait()
+    assert not _is_alive(process)
+    assert not is_dead(ended.pid)
+    assert not is_dead(os.getpid())

@@ -503,6 +503,21 @@ def test_saves_to_memory_are_due_by_time(node: Node) -> None:
     kill(job)
 
 
+def test_a_save_to_memory_that_is_left_out_is_no_measure_of_what_one_costs(node: Node) -> None:
+    storage = MemoryFault(node.memory)
+    job = node.start(storage=storage, save_every="auto")
+    job.commit(1)
+    save_to_memory(job, 2)
+    cadence = job.run.steps._memory_cadence
+    assert cadence is not None
+    measured = cadence._saves, cadence._cost
+    assert cadence._saves == 1
+    storage.free = 0
+    save_to_memory(job, 3)
+    assert (cadence._saves, cadence._cost) == measured
+    kill(job)
+
+
 def test_the_cadence_of_each_tier_has_its_own_costs_and_failures(node: Node) -> None:
     day = 24 * 3600.0
     history = [

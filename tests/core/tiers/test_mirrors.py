@@ -419,6 +419,20 @@ def test_two_slow_stores_both_get_the_last_copy_in_the_time_of_the_slower(there:
     close_all(mirrors, LIMIT)
 
 
+def test_a_store_that_is_down_for_a_day_is_still_tried(pair: Pair, there: list[TierCheckpoint]) -> None:
+    """After a thousand attempts the pause that doubles is larger than a float."""
+    tier: Any = pair[1].tier
+    tier.problem = TierUnavailable("it is down")
+    submit(pair, 1)
+    until(lambda: pair[0]._problem)
+    for mirror in pair:
+        mirror._attempts = 2000
+    until(lambda: pair[0]._attempts > 2001, lambda: pair[0]._thread.is_alive())
+    tier.problem = None
+    together(pair, lambda mirror: finish_all([mirror]))
+    assert steps(there) == [1]
+
+
 def test_what_nobody_expected_ends_the_copies_of_all_ranks_and_is_said(
     pair: Pair,
     journal: FullJournal,
@@ -439,6 +453,18 @@ def test_what_nobody_expected_ends_the_copies_of_all_ranks_and_is_said(
         assert mirror.state.problem.startswith("the copies have ended: KeyError: 'ETag of ***' (test_mirrors.py:")
     assert journal.events == ["mirror-ended"] and asked == []
     assert caplog.text.count("Training goes on, without copies") == 1
+
+
+def test_a_channel_that_is_cut_ends_the_copies_and_is_said(pair: Pair, journal: FullJournal, asked: list[str]) -> None:
+    """Another rank is gone. A block that is run again copies again, so nothing is asked to stop."""
+    pair[0].settings = Remote("memory://pair", on_behind="stop")
+    ranks: Any = pair[0].ranks
+    pair[0].submit(saved(1))
+    until(lambda: ranks._meeting.barrier.n_waiting == 1)
+    ranks._meeting.barrier.abort()
+    until_ended(pair[0]._thread)
+    assert "the copies have ended: BrokenBarrierError" in pair[0].state.problem
+    assert journal.events == ["mirror-ended"] and asked == []
 
 
 def test_copies_that_have_ended_stop_a_run_where_that_is_asked_for() -> None:

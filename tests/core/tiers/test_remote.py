@@ -10,9 +10,10 @@ import pytest
 from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.core.tiers import object_store
+from resume_adapters.core.tiers.object_store import ObjectStore
 from resume_adapters.core.tiers.remote import Claims, RemoteTier
 from resume_adapters.core.tiers.tier import TierCheckpoint
-from resume_adapters.errors import CheckpointDamaged, TierUnavailable
+from resume_adapters.errors import CheckpointDamaged, RunDirectoryUnusable, TierUnavailable
 
 from object_stores import FaultyStore
 
@@ -97,6 +98,16 @@ def test_what_the_store_refuses_of_a_part_is_unavailable(tmp_path: Path, store: 
         tier.copy("place", tmp_path, [written(tmp_path, 5000)])
 
 
+def test_very_large_files_have_few_parts(store: FaultyStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[int] = []
+    monkeypatch.setattr(ObjectStore, "_translated", lambda *_: pytest.MonkeyPatch.context())
+    api = type("Api", (), {"put": staticmethod(lambda *_, chunk_size, **__: given.append(chunk_size))})
+    monkeypatch.setattr(store._store, "_api", api)
+    for size, part in ((1001, 1000), (9_000_000, 1000), (9_000_001, 2000), (10**9, 112_000)):
+        store._store.put_pieces("key", iter(()), size)
+        assert given[-1] == part and size / part <= 9000
+
+
 # ---- Claims
 
 
@@ -119,9 +130,26 @@ def test_a_claim_whose_answer_was_lost_is_taken_later(store: FaultyStore) -> Non
     assert mine.generation == 7
 
 
+def test_a_claim_that_is_gone_does_no_harm(store: FaultyStore) -> None:
+    mine = Claims(store, "me")
+    assert mine.owner() == (0, "")
+    assert mine.take(0) == 1 and mine.owner() == (1, "me")
+    assert mine._owner_of(9) == "unknown"
+
+
 def test_a_number_that_is_no_start_is_passed_over(store: FaultyStore) -> None:
     """No manifest could be read again that has it as its generation."""
     store.put(f".resume/claims/{1 << 63}", b"somebody")
     store.put(f".resume/claims/{'9' * 5000}", b"somebody")
     mine = Claims(store, "me")
     assert mine.take(0) == 1 and mine.take(0) == 2
+
+
+def test_after_the_last_number_that_a_start_can_have_nobody_claims(store: FaultyStore) -> None:
+    """No later start could read the next one."""
+    key = f".resume/claims/{10**12 - 1}"
+    store.put(key, b"somebody")
+    with pytest.raises(RunDirectoryUnusable, match=rf"{key} says that start {10**12 - 1} has been there.*remove it"):
+        Claims(store, "me").take(0)
+    store._store.discard([key])
+    assert Claims(store, "me").take(0) == 1
