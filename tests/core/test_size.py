@@ -17,7 +17,7 @@ BUDGETS = {
     "core": 430,
     "core/checkpoint": 1870,
     "core/dataloader": 1400,
-    "core/loop": 1590,
+    "core/loop": 1600,
     "core/observed": 1550,
     "core/recovery": 1480,
     "core/run": 1230,

@@ -47,6 +47,7 @@ from training import (
     noise,
     policy,
     trace,
+    whole_weights,
 )
 
 WIDTH = 8
@@ -620,10 +621,7 @@ def finish(trainer: Any, model: Model) -> None:
 def weights(model: Model) -> list[torch.Tensor]:
     """Return the weights and the buffers, gathered from all ranks if they are sharded."""
     if CONFIG["strategy"] == "deepspeed" and CONFIG["zero"] == 3:
-        import deepspeed
-
-        with deepspeed.zero.GatheredParameters(list(model.parameters())):
-            return [each.detach().clone() for each in (*model.parameters(), *model.buffers())]
+        return whole_weights(model)
     return [whole(each) for each in model.state_dict().values()]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_st
 
 from resume_adapters.core.checkpoint.layout import CONTROL
 from resume_adapters.core.log import logger
+from resume_adapters.core.patching import replaced, wrapped
 from resume_adapters.core.ranks import run_on_all_ranks
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.state.comparison import verify_equal
@@ -35,19 +36,36 @@ _PLACE = "remove-universal"
 
 
 @contextlib.contextmanager
-def converted(context: RestoreContext, shards: Path) -> Iterator[Path]:
-    """Convert a checkpoint's shards, and remove the result afterwards. Every rank calls it.
+def resharding(context: RestoreContext, engine: Any, shards: Path) -> Iterator[None]:
+    """Return the context in which ``load_checkpoint`` loads a checkpoint's shards on any number of ranks.
+
+    They are converted first, and the result is removed afterwards. Every rank enters it.
 
     Args:
         shards: the directory of DeepSpeed's files.
 
-    Yields:
-        The directory of the universal checkpoint.
-
     Raises:
         UnsupportedSetting: the optimizer has state that the converter would lose.
         SaveFailed: the result could not be written.
+        NotRestored: a parameter or a moment did not come back.
     """
+    with _converted(context, shards) as place:
+
+        def load(native: Callable[..., Any], directory: Any, tag: Any = None, **options: Any) -> Any:
+            loaded = native(str(place.parent), tag=place.name, **options)
+            _complete(engine, place)
+            return loaded
+
+        as_universal = replaced(engine._config, "load_universal_checkpoint", True)  # seam: deepspeed 0.19
+        with as_universal, wrapped(engine, "load_checkpoint", load):
+            yield
+        if context.verify:
+            _verify(context, engine, place)
+
+
+@contextlib.contextmanager
+def _converted(context: RestoreContext, shards: Path) -> Iterator[Path]:
+    """Convert a checkpoint's shards, yield the directory of the universal checkpoint, and remove it afterwards."""
     run, checkpoint, before = context.run, context.checkpoint, context.saved_by
     place = run.directory / CONTROL / _PLACE
 
@@ -107,7 +125,7 @@ def _convert(shards: Path, place: Path) -> None:
         ds_to_universal.main(Namespace(input_folder=str(shards), output_folder=str(place), **one, **how))
 
 
-def complete(engine: Any, place: Path) -> None:
+def _complete(engine: Any, place: Path) -> None:
     """Load what DeepSpeed leaves out of a universal checkpoint: buffers, frozen weights, parameter groups."""
     (model, *_) = sorted(place.glob(f"*{names.MODEL}"))
     saved, zero = files.read(model, mmap=True)["module"], place / "zero"
@@ -120,7 +138,7 @@ def complete(engine: Any, place: Path) -> None:
         group.update({key: value for key, value in of_group.items() if key != "params"})
 
 
-def verify(context: RestoreContext, engine: Any, place: Path) -> None:
+def _verify(context: RestoreContext, engine: Any, place: Path) -> None:
     """Compare each parameter and its moments, put together from all ranks, with the universal checkpoint.
 
     Raises:
