@@ -126,7 +126,7 @@ def _convert(shards: Path, place: Path) -> None:
 
 
 def _complete(engine: Any, place: Path) -> None:
-    """Load what DeepSpeed leaves out of a universal checkpoint: buffers, frozen weights, parameter groups."""
+    """Load what DeepSpeed leaves out of a universal checkpoint: buffers, frozen weights, parameter groups, steps."""
     (model, *_) = sorted(place.glob(f"*{names.MODEL}"))
     saved, zero = files.read(model, mmap=True)["module"], place / "zero"
     frozen = [(name, each) for name, each in engine.module.named_parameters() if not each.requires_grad]
@@ -136,6 +136,9 @@ def _complete(engine: Any, place: Path) -> None:
     groups = files.read(zero / "optimizer_state.pt", mmap=True)["param_groups"]
     for group, of_group in zip(engine.basic_optimizer.param_groups, groups, strict=True):
         group.update({key: value for key, value in of_group.items() if key != "params"})
+    for state in engine.basic_optimizer.state.values():
+        if isinstance(state.get("step"), torch.Tensor):  # ZeRO 3 has given all groups the same one, and each counts it
+            state["step"] = state["step"].clone()
 
 
 def _verify(context: RestoreContext, engine: Any, place: Path) -> None:
