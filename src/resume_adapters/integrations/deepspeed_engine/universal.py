@@ -8,6 +8,7 @@ launch. Both would unpickle freely; here they read data only.
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 from deepspeed.checkpoint import ds_to_universal
+from deepspeed.runtime.zero import GatheredParameters
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
 from resume_adapters.core.checkpoint.layout import CONTROL
@@ -127,12 +129,17 @@ def _convert(shards: Path, place: Path) -> None:
 
 def _complete(engine: Any, place: Path) -> None:
     """Load what DeepSpeed leaves out of a universal checkpoint: buffers, frozen weights, parameter groups, steps."""
-    (model, *_) = sorted(place.glob(f"*{names.MODEL}"))
-    saved, zero = files.read(model, mmap=True)["module"], place / "zero"
-    frozen = [(name, each) for name, each in engine.module.named_parameters() if not each.requires_grad]
-    for name, tensor in [*engine.module.named_buffers(), *frozen]:
-        if name in saved:
-            tensor.data.copy_(saved[name])
+    shards = [files.read(each, mmap=True) for each in sorted(place.glob(f"*{names.MODEL}"), key=names.owner)]
+    saved, zero = dict(shards[0]["module"]), place / "zero"
+    frozen = {name: each for name, each in engine.module.named_parameters() if not each.requires_grad}
+    for name, each in frozen.items():
+        if hasattr(each, "ds_shape"):  # of ZeRO 3; the last rank's shard is padded
+            flat = torch.cat([shard["frozen_param_fragments"][name].flatten() for shard in shards])
+            saved[name] = flat[: each.ds_numel].view(each.ds_shape)
+    with GatheredParameters(list(frozen.values()), modifier_rank=0):
+        for name, tensor in [*engine.module.named_buffers(), *frozen.items()]:
+            if name in saved:
+                tensor.data.copy_(saved[name])
     groups = files.read(zero / "optimizer_state.pt", mmap=True)["param_groups"]
     for group, of_group in zip(engine.basic_optimizer.param_groups, groups, strict=True):
         group.update({key: value for key, value in of_group.items() if key != "params"})
@@ -147,17 +154,13 @@ def _verify(context: RestoreContext, engine: Any, place: Path) -> None:
     Raises:
         NotRestored: one differs.
     """
-
-    def compare() -> None:
-        verify_equal("optimizer", saved, live)
-
     for name, parameter in engine.module.named_parameters():
         if not parameter.requires_grad:
             continue
         live = {"fp32": safe_get_full_fp32_param(parameter)}
         live |= {moment: safe_get_full_optimizer_state(parameter, moment) for moment in _MOMENTS}
         saved = {key: _load_whole(place / "zero" / name / f"{key}.pt", parameter) for key in live}
-        run_on_all_ranks(context.ranks, compare, f"verify {name}")
+        run_on_all_ranks(context.ranks, functools.partial(verify_equal, "optimizer", saved, live), f"verify {name}")
 
 
 def _load_whole(file: Path, parameter: Any) -> torch.Tensor:
