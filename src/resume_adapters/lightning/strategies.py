@@ -120,8 +120,8 @@ def invariants(trainer: Any, ranks: int) -> dict[str, int]:
     if isinstance(trainer.strategy, pl.strategies.ModelParallelStrategy):
         parallel = trainer.strategy.device_mesh["tensor_parallel"].size()
         return {"tensor_parallel_size": parallel, **({"number of ranks": ranks} if parallel > 1 else {})}
-    whole = isinstance(trainer.strategy, pl.strategies.SingleDeviceStrategy | pl.strategies.DDPStrategy)
-    return {} if whole and not is_deepspeed(trainer.strategy) else fixed
+    # DeepSpeed's is a DDPStrategy, too.
+    return {} if isinstance(trainer.strategy, pl.strategies.SingleDeviceStrategy | pl.strategies.DDPStrategy) else fixed
 
 
 def verify(trainer: Any, saved: Mapping[str, Any], checkpoint: Path) -> None:
