@@ -211,6 +211,7 @@ DEFAULTS: dict[str, Any] = {
     "parallel": {},
     "zero": None,
     "engine": {},
+    "optimizer": "AdamW",
     "frozen": False,
     "asks_at": None,
     "left_at": None,
@@ -268,7 +269,8 @@ class Job:
         set_seed(CONFIG["seed"])
         self.plain = network().to(CONFIG["device"])
         self.ema = Ema(self.plain) if CONFIG["ema"] else None
-        optimizer = torch.optim.AdamW(self.plain.parameters(), lr=5e-3, weight_decay=0.1)
+        made = {"momentum": 0.9} if CONFIG["optimizer"] == "SGD" else {}
+        optimizer = getattr(torch.optim, CONFIG["optimizer"])(self.plain.parameters(), 5e-3, weight_decay=0.1, **made)
         total = CONFIG["total"] or 60 * accelerator.num_processes
         schedule: Any = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=total)
         if (

@@ -110,7 +110,11 @@ PRECISION: dict[str, dict[str, Any]] = {
 }
 ENGINES = {
     "stage 0, 2 to 1 to 3": zero(0, 2, 1, 3),
+    "stage 0, 2 to 1 in fp16": zero(0, 2, 1, **PRECISION["fp16"]),
     "stage 1, 1 to 2": zero(1, 1, 2),
+    "stage 1, 2 to 1 in bf16 with sums in fp32": zero(
+        1, 2, 1, precision="bf16", engine={"data_types": {"grad_accum_dtype": "fp32"}}
+    ),
     "stage 1, 2 to 3 in bf16": zero(1, 2, 3, **PRECISION["bf16"]),
     "stage 2, 2 to 1 to 2": zero(2, 2, 1, 2),
     "stage 2, 2 to 1 in fp16": zero(2, 2, 1, **PRECISION["fp16"]),
@@ -142,6 +146,18 @@ def test_an_ordinary_loader_goes_on(case: str, bench: contract.Bench, reference:
     expected = reference({**config, "kill": None}, ranks)
     tolerance = None if "padded" in case else 1e-4
     contract.same_samples_on_any_topology(bench, tmp_path, expected, launches, tolerance=tolerance)
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("sharding")
+def test_an_engine_without_adam_is_refused(bench: contract.Bench, tmp_path: Path) -> None:
+    """As many ranks as before, which the message asks for, go on."""
+    (ranks, config), (other, last) = zero(2, 2, 1, optimizer="SGD")
+    assert bench.run(tmp_path, config, ranks=ranks).killed
+    outcome = bench.run(tmp_path, last, ranks=other)
+    assert "the optimizer keeps momentum_buffer for each parameter" in outcome.output, outcome.output
+    assert not any(contract.read_trace(tmp_path, other).steps)
+    bench.run(tmp_path, {**config, "kill": None}, ranks=ranks).require_success()
 
 
 def test_a_schedule_of_the_wrong_length_is_refused(bench: contract.Bench, tmp_path: Path) -> None:
