@@ -123,7 +123,7 @@ ENGINES = {
     "stage 3, 1 to 2 to 3": zero(3, 1, 2, 3),
     "stage 3, 2 to 1 in bf16": zero(3, 2, 1, **PRECISION["bf16"]),
 }
-TELLING = ("stage 2, 2 to 1 in fp16", "stage 3, 1 to 2")
+TELLING = ("stage 2, 2 to 1 to 2", "stage 3, 1 to 2")
 
 
 @pytest.mark.usefixtures("sharding")
