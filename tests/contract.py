@@ -801,6 +801,26 @@ def same_samples_on_any_topology(
         assert values[0] == pytest.approx(values[1], rel=0, abs=tolerance), "the final weights are others"
 
 
+def engine_goes_on(
+    bench: Bench, directory: Path, reference: Any, launches: Sequence[tuple[int, Config]], *, tolerance: float
+) -> None:
+    """Law 7 under DeepSpeed: as the run would have trained on as many ranks as at first, and on as many as at last.
+
+    Args:
+        reference: makes an uninterrupted run, whose final line has the batch and the loss scale of its engine.
+        launches: as for :func:`same_samples_on_any_topology`.
+    """
+    (before, config), (ranks, last) = launches[0], launches[-1]
+    expected = reference({**config, "kill": None}, before)
+    if ranks != before:
+        same_samples_on_any_topology(bench, directory / "other", expected, [(ranks, last)], tolerance=tolerance)
+    same_samples_on_any_topology(bench, directory / "run", expected, launches, tolerance=tolerance)
+    final = read_trace(directory / "run", ranks).final[0]
+    assert final is not None and expected.final[0] is not None
+    assert final["engine"] == expected.final[0]["engine"]
+    assert not list((directory / "run" / bench.run_directory / ".resume").glob("remove-*"))
+
+
 def every_record_once_on_any_topology(
     bench: Bench, directory: Path, launches: Sequence[tuple[int, Config]], records: int
 ) -> None:

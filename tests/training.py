@@ -284,6 +284,20 @@ def deepspeed_on_cpu() -> None:
         os.environ.update(alone | {"MASTER_PORT": str(free_port())})
 
 
+def engine_facts(engine: Any) -> dict[str, Any]:
+    """Return the samples of an optimizer step of a DeepSpeed engine, on all ranks together, and its loss scale."""
+    scaler = getattr(engine.optimizer, "loss_scale_config", engine.optimizer)
+    return {"batch": engine.train_batch_size(), "scale": float(getattr(scaler, "cur_scale", 0.0))}
+
+
+def whole_weights(module: torch.nn.Module) -> list[torch.Tensor]:
+    """Return the weights and the buffers of a module whose weights ZeRO 3 has partitioned."""
+    import deepspeed
+
+    with deepspeed.zero.GatheredParameters(list(module.parameters())):
+        return [each.detach().clone() for each in (*module.parameters(), *module.buffers())]
+
+
 def lightning_deepspeed_on_cpu(**options: Any) -> Any:
     """Return Lightning's DeepSpeedStrategy, persuaded to train without a GPU."""
     import deepspeed

@@ -38,14 +38,17 @@ from training import (
     accelerate_shards_on_cpu,
     augmented_on_device,
     configure,
+    deepspeed_on_cpu,
     digest,
     draws,
+    engine_facts,
     event,
     generator,
     keep_process_group,
     noise,
     policy,
     trace,
+    whole_weights,
 )
 
 # ---- Data
@@ -207,6 +210,8 @@ DEFAULTS: dict[str, Any] = {
     "fsdp": None,
     "parallel": {},
     "zero": None,
+    "engine": {},
+    "optimizer": "AdamW",
     "frozen": False,
     "asks_at": None,
     "left_at": None,
@@ -227,16 +232,15 @@ def new_accelerator() -> Accelerator:
             fsdp_version=2, state_dict_type=CONFIG["fsdp"], auto_wrap_policy="NO_WRAP", reshard_after_forward=True
         )
         placement = {"fsdp_plugin": plugin}
-    if CONFIG["zero"]:
-        import deepspeed
-
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # plain gloo: nothing is compiled
+    if CONFIG["zero"] is not None:
+        deepspeed_on_cpu()
         settings = {
             "train_micro_batch_size_per_gpu": CONFIG["batch"],
             "gradient_accumulation_steps": CONFIG["accumulate"],
             "zero_optimization": {"stage": CONFIG["zero"]},
             "zero_allow_untested_optimizer": True,
             "zero_force_ds_cpu_optimizer": False,
+            **CONFIG["engine"],
         }
         placement = {"deepspeed_plugin": DeepSpeedPlugin(hf_ds_config=settings)}
         handlers = [InitProcessGroupKwargs(backend="gloo")]
@@ -265,7 +269,8 @@ class Job:
         set_seed(CONFIG["seed"])
         self.plain = network().to(CONFIG["device"])
         self.ema = Ema(self.plain) if CONFIG["ema"] else None
-        optimizer = torch.optim.AdamW(self.plain.parameters(), lr=5e-3, weight_decay=0.1)
+        made = {"momentum": 0.9} if CONFIG["optimizer"] == "SGD" else {}
+        optimizer = getattr(torch.optim, CONFIG["optimizer"])(self.plain.parameters(), 5e-3, weight_decay=0.1, **made)
         total = CONFIG["total"] or 60 * accelerator.num_processes
         schedule: Any = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=total)
         if (
@@ -378,7 +383,9 @@ class Job:
             event("step_end", run.global_step)
 
     def losses(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        loss = (self.model(augmented_on_device(batch["x"])) - batch["y"]).square().mean()
+        x = augmented_on_device(batch["x"])
+        x = x if CONFIG["zero"] is None else x.to(self.plain.last.weight.dtype)  # the engine has converted the model
+        loss = (self.model(x) - batch["y"]).square().mean()
         if CONFIG["second"]:
             loss = loss + (self.second(batch["x"] + torch.randn_like(batch["x"])) - batch["y"]).square().mean()
         return loss
@@ -406,11 +413,12 @@ class Job:
 
     def finish(self) -> None:
         run, scaler = self.run, self.accelerator.scaler
-        saved = self.plain.state_dict().values()
+        saved = whole_weights(self.plain) if CONFIG["zero"] == 3 else self.plain.state_dict().values()
         weights = [each.full_tensor() if hasattr(each, "full_tensor") else each for each in saved]
         trace(
             final=True,
             strategy=str(self.accelerator.distributed_type),
+            engine=engine_facts(self.model) if CONFIG["zero"] is not None else None,
             weights=digest(*weights),
             values=[value for each in weights for value in each.flatten().tolist()]
             if CONFIG["elastic"] or CONFIG["rows"]

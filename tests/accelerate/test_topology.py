@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,41 @@ def test_shards_are_dealt_out_again(case: str, bench: contract.Bench, reference:
     contract.same_samples_on_any_topology(bench, tmp_path, reference(SPREAD), SHARDS[case], tolerance=1e-5)
 
 
+def zero(stage: int, *ranks: int, **config: Any) -> list[tuple[int, dict[str, Any]]]:
+    """Return launches under DeepSpeed; all but the last are killed in the middle of a pass."""
+    launches = itertools.zip_longest(ranks, (7, 11)[: len(ranks) - 1])
+    return [ordinary(*each, zero=stage, clip=True, **config) for each in launches]
+
+
+SCALE = {"enabled": True, "initial_scale_power": 4, "loss_scale_window": 4, "hysteresis": 1}
+PRECISION: dict[str, dict[str, Any]] = {
+    "bf16": {"precision": "bf16"},
+    "fp16": {"precision": "fp16", "engine": {"fp16": SCALE}},
+}
+ENGINES = {
+    "stage 0, 2 to 1 to 3": zero(0, 2, 1, 3),
+    "stage 0, 2 to 1 in fp16": zero(0, 2, 1, **PRECISION["fp16"]),
+    "stage 1, 1 to 2": zero(1, 1, 2),
+    "stage 1, 2 to 1 in bf16 with sums in fp32": zero(
+        1, 2, 1, precision="bf16", engine={"data_types": {"grad_accum_dtype": "fp32"}}
+    ),
+    "stage 1, 2 to 3 in bf16": zero(1, 2, 3, **PRECISION["bf16"]),
+    "stage 2, 2 to 1 to 2": zero(2, 2, 1, 2),
+    "stage 2, 2 to 1 in fp16": zero(2, 2, 1, **PRECISION["fp16"]),
+    "stage 2, 2 to 3 in fp16": zero(2, 2, 3, **PRECISION["fp16"]),
+    "stage 3, 1 to 2": zero(3, 1, 2),
+    "stage 3, 1 to 2 to 3": zero(3, 1, 2, 3),
+    "stage 3, 2 to 1 in bf16": zero(3, 2, 1, **PRECISION["bf16"]),
+}
+TELLING = ("stage 2, 2 to 1 to 2", "stage 3, 1 to 2")
+
+
+@pytest.mark.usefixtures("sharding")
+@pytest.mark.parametrize("case", often(ENGINES, *TELLING, seldom={*ENGINES} - {*TELLING}))
+def test_an_engine_goes_on(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    contract.engine_goes_on(bench, tmp_path, reference, ENGINES[case], tolerance=3e-2 if "16" in case else 1e-4)
+
+
 @pytest.mark.parametrize("case", often(LAUNCHES, "2 to 1"))
 def test_every_step_has_the_samples_that_it_would_have_had(
     case: str, bench: contract.Bench, reference: Any, tmp_path: Path
@@ -110,6 +146,18 @@ def test_an_ordinary_loader_goes_on(case: str, bench: contract.Bench, reference:
     expected = reference({**config, "kill": None}, ranks)
     tolerance = None if "padded" in case else 1e-4
     contract.same_samples_on_any_topology(bench, tmp_path, expected, launches, tolerance=tolerance)
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("sharding")
+def test_an_engine_without_adam_is_refused(bench: contract.Bench, tmp_path: Path) -> None:
+    """As many ranks as before, which the message asks for, go on."""
+    (ranks, config), (other, last) = zero(2, 2, 1, optimizer="SGD")
+    assert bench.run(tmp_path, config, ranks=ranks).killed
+    outcome = bench.run(tmp_path, last, ranks=other)
+    assert "the optimizer keeps momentum_buffer for each parameter" in outcome.output, outcome.output
+    assert not any(contract.read_trace(tmp_path, other).steps)
+    bench.run(tmp_path, {**config, "kill": None}, ranks=ranks).require_success()
 
 
 def test_a_schedule_of_the_wrong_length_is_refused(bench: contract.Bench, tmp_path: Path) -> None:

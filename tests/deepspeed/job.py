@@ -104,6 +104,7 @@ DEFAULTS: dict[str, Any] = {
     "offload": False,
     "augment": False,
     "batch_norm": False,
+    "frozen": False,
     "loader": "user",
     "set_epoch": False,
     "scheduler": "engine",
@@ -163,6 +164,7 @@ class Job:
             importlib.import_module("device.group")
             importlib.import_module("device.engine")
         model = Net(CONFIG["width"]).to(CONFIG["device"])  # of such a device torch makes new parameters
+        model.first.requires_grad_(not CONFIG["frozen"])
         optimizer = self.optimizer(model)
         warmup = Warmup() if CONFIG["scheduler"] == "object" else lambda step: 1 / (1 + 0.1 * step)
         config = ds_config()
@@ -292,6 +294,7 @@ class Job:
         full = [
             [safe_get_full_fp32_param(each), *(safe_get_full_optimizer_state(each, name) for name in MOMENTS)]
             for each in self.engine.module.parameters()
+            if each.requires_grad
         ]
         return [tensor for tensors in full for tensor in tensors]
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from selection import often
+
 import contract
 
 MAP = {"elastic": True, "rows": True, "augment": True, "dropout": 0.0, "samples": 48, "batch": 2, "accumulate": 2}
@@ -31,7 +33,18 @@ LAUNCHES = {
     "stage 1": there_and_back(stage=1, optimizer="cpu"),
     "stage 2": there_and_back(stage=2, precision="fp16", config={"fp16": SCALE}),
     "stage 3": there_and_back(stage=3),
+    "stage 2, fused": there_and_back(stage=2, optimizer="fused"),
+    "stage 3, offloaded": there_and_back(stage=3, optimizer="cpu", offload=True),
 }
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("stage", [pytest.param(2, marks=pytest.mark.long), 3])
+def test_frozen_weights_come_back(stage: int, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    """A launch that made them otherwise goes on with those of the checkpoint."""
+    frozen = {"stage": stage, "frozen": True, "accumulate": 1}
+    launches = [on(2, 8, **frozen), on(1, **{**frozen, "accumulate": 2}, seed=1)]
+    contract.same_samples_on_any_topology(bench, tmp_path, reference(on(2, **frozen)[1], 2), launches, tolerance=1e-4)
 
 
 ORDINARY = {"elastic": False, "augment": False, "loader": "own", "set_epoch": True}
@@ -47,8 +60,7 @@ def test_an_ordinary_loader_goes_on(case: str, bench: contract.Bench, reference:
     contract.same_samples_on_any_topology(bench, tmp_path, expected, launches, tolerance=1e-4)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("case", LAUNCHES)
+@pytest.mark.parametrize("case", often(LAUNCHES, seldom=("stage 2, fused", "stage 3, offloaded")))
 def test_every_step_has_the_samples_that_it_would_have_had(
     case: str, bench: contract.Bench, reference: Any, tmp_path: Path
 ) -> None:

@@ -39,11 +39,13 @@ from training import (
     deepspeed_on_cpu,
     digest,
     draws,
+    engine_facts,
     event,
     generator,
     noise,
     policy,
     trace,
+    whole_weights,
 )
 
 TOKENS, LENGTH = 64, 12
@@ -416,6 +418,7 @@ DEFAULTS: dict[str, Any] = {
     "refuses_full_output": False,
     "callback": {},
     "zero": None,
+    "engine": {},
     "args": {},
 }
 
@@ -429,6 +432,7 @@ def engine_config() -> dict[str, Any]:
         "gradient_accumulation_steps": "auto",
         "gradient_clipping": "auto",
         "zero_allow_untested_optimizer": True,
+        **CONFIG["engine"],
     }
 
 
@@ -627,14 +631,18 @@ def finish(trainer: Any, result: Any, ema: Ema | None) -> None:
         {name: value for name, value in entry.items() if not any(word in name for word in timed)}
         for entry in trainer.state.log_history
     ]
-    parameters = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False).state_dict()
-    weights = [each.full_tensor() if CONFIG["fsdp"] else each for each in parameters.values()]
+    module = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
+    saved = whole_weights(module) if CONFIG["zero"] == 3 and CONFIG["rows"] else module.state_dict().values()
+    weights = [each.full_tensor() if CONFIG["fsdp"] else each for each in saved]
     counting = [each.steps for each in trainer.callback_handler.callbacks if isinstance(each, Counting)]
     scaler = trainer.accelerator.scaler
     trace(
         final=True,
         weights=digest(*weights),
-        values=[value for each in weights for value in each.flatten().tolist()] if CONFIG["elastic"] else None,
+        values=[value for each in weights for value in each.flatten().tolist()]
+        if CONFIG["elastic"] or CONFIG["rows"]
+        else None,
+        engine=engine_facts(trainer.deepspeed) if CONFIG["zero"] is not None else None,
         best_weights=best_weights(trainer) if CONFIG["experts"] else None,
         global_step=result.global_step,
         train_loss=result.training_loss,

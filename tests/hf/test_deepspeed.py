@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 from accelerate.utils import compare_versions
+
+from selection import often
 
 import contract
 
@@ -27,6 +30,36 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
     "stage 2 on two ranks": (2, {"zero": 2, "samples": 100, "augment": True, "ema": True}),
     "stage 3 on two ranks": (2, {"zero": 3, "samples": 100, "args": {"bf16": True}}),
 }
+
+
+ORDINARY = {"rows": True, "dropout": 0.0, "samples": 50}
+SCALE = {"enabled": "auto", "initial_scale_power": 4, "loss_scale_window": 4, "hysteresis": 1}
+
+
+def zero(stage: int, *ranks: int, engine: Any = None, **args: Any) -> list[tuple[int, dict[str, Any]]]:
+    """Return launches with data as scripts have them; all but the last are killed in the middle of a pass."""
+    launches = []
+    for each, kill in itertools.zip_longest(ranks, (7, 11)[: len(ranks) - 1]):
+        given = {"per_device_train_batch_size": 6 // each, "dataloader_drop_last": True, **args}
+        strike = {"event": "on_step_end", "step": kill, "rank": 0} if kill else None
+        launches.append((each, {**ORDINARY, "zero": stage, "engine": engine or {}, "args": given, "kill": strike}))
+    return launches
+
+
+LAUNCHES = {
+    "stage 0, 2 to 1": zero(0, 2, 1),
+    "stage 1, 1 to 2 in bf16": zero(1, 1, 2, bf16=True),
+    "stage 2, 2 to 1": zero(2, 2, 1),
+    "stage 2, 2 to 3 in fp16": zero(2, 2, 3, fp16=True, engine={"fp16": SCALE}),
+    "stage 3, 1 to 2": zero(3, 1, 2),
+    "stage 3, 2 to 3 to 1": zero(3, 2, 3, 1),
+}
+TELLING = ("stage 2, 2 to 1", "stage 3, 1 to 2")
+
+
+@pytest.mark.parametrize("case", often(LAUNCHES, *TELLING, seldom={*LAUNCHES} - {*TELLING}))
+def test_another_number_of_ranks_goes_on(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    contract.engine_goes_on(bench, tmp_path, reference, LAUNCHES[case], tolerance=3e-2 if "16" in case else 1e-4)
 
 
 @pytest.mark.thorough

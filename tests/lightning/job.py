@@ -41,12 +41,14 @@ from training import (
     configure,
     digest,
     draws,
+    engine_facts,
     event,
     generator,
     lightning_deepspeed_on_cpu,
     noise,
     policy,
     trace,
+    whole_weights,
 )
 
 WIDTH = 8
@@ -535,7 +537,9 @@ def strategy() -> Any:
         tensor = CONFIG["tensor"]
         return ModelParallelStrategy(ranks // tensor, tensor, save_distributed_checkpoint=CONFIG["sharded"])
     if CONFIG["strategy"] == "deepspeed":
-        return lightning_deepspeed_on_cpu(stage=CONFIG["zero"], logging_batch_size_per_gpu=4, **CONFIG["engine"])
+        return lightning_deepspeed_on_cpu(
+            stage=CONFIG["zero"], logging_batch_size_per_gpu=CONFIG["batch"], **CONFIG["engine"]
+        )
     return CONFIG["strategy"]
 
 
@@ -600,11 +604,10 @@ def finish(trainer: Any, model: Model) -> None:
     trace(
         final=True,
         weights=digest(*weights(model)),
-        values=[value for each in model.state_dict().values() for value in whole(each).flatten().tolist()]
-        if CONFIG["rows"]
-        else None,
+        values=[value for each in weights(model) for value in each.flatten().tolist()] if CONFIG["rows"] else None,
         moments=digest(*(whole(each) for each in moments(trainer))),
         strategy=type(trainer.strategy).__name__,
+        engine=engine_facts(trainer.strategy.deepspeed_engine) if CONFIG["strategy"] == "deepspeed" else None,
         share=share(model),
         global_step=trainer.global_step,
         epoch=trainer.current_epoch,
@@ -620,10 +623,7 @@ def finish(trainer: Any, model: Model) -> None:
 def weights(model: Model) -> list[torch.Tensor]:
     """Return the weights and the buffers, gathered from all ranks if they are sharded."""
     if CONFIG["strategy"] == "deepspeed" and CONFIG["zero"] == 3:
-        import deepspeed
-
-        with deepspeed.zero.GatheredParameters(list(model.parameters())):
-            return [each.detach().clone() for each in (*model.parameters(), *model.buffers())]
+        return whole_weights(model)
     return [whole(each) for each in model.state_dict().values()]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,36 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
     "stage 2": (2, {**ENGINE, "zero": 2, "augment": True, "validate": True, "trainer": {"val_check_interval": 4}}),
     "stage 3": (2, {**ENGINE, "zero": 3, "checkpoints": [{"save_top_k": 1, "save_last": True}]}),
 }
+
+
+ORDINARY = {**ENGINE, "samples": 48, "rows": True, "dropout": 0.0, "distributed": True}
+SCALE = {"initial_scale_power": 4, "loss_scale_window": 4, "hysteresis": 1}
+
+
+def zero(stage: int, *ranks: int, precision: str = "32", **config: Any) -> list[tuple[int, dict[str, Any]]]:
+    """Return launches with a DistributedSampler; all but the last are killed in the middle of a pass."""
+    given = {**ORDINARY, "zero": stage, "trainer": {"precision": precision, "gradient_clip_val": 0.5}, **config}
+    return [
+        (each, {**given, "batch": 6 // each, "kill": kill and {**FIRST, "step": kill, "rank": 0}})
+        for each, kill in itertools.zip_longest(ranks, (7, 11)[: len(ranks) - 1])
+    ]
+
+
+LAUNCHES = {
+    "stage 0, 1 to 2": zero(0, 1, 2),
+    "stage 1, 2 to 1 in bf16": zero(1, 2, 1, precision="bf16-true"),
+    "stage 1, 1 to 2 to 3": zero(1, 1, 2, 3),
+    "stage 2, 2 to 3": zero(2, 2, 3),
+    "stage 2, 1 to 2 in fp16": zero(2, 1, 2, precision="16-true", engine=SCALE),
+    "stage 3, 2 to 1": zero(3, 2, 1),
+    "stage 3, 1 to 2 to 3": zero(3, 1, 2, 3),
+}
+TELLING = ("stage 2, 2 to 3", "stage 3, 2 to 1")
+
+
+@pytest.mark.parametrize("case", often(LAUNCHES, *TELLING, seldom={*LAUNCHES} - {*TELLING}))
+def test_another_number_of_ranks_goes_on(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    contract.engine_goes_on(bench, tmp_path, reference, LAUNCHES[case], tolerance=3e-2 if "16" in case else 1e-4)
 
 
 @pytest.mark.parametrize("case", often(CASES, "stage 2"))

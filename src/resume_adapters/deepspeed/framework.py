@@ -50,7 +50,7 @@ class DeepSpeedFramework(LoopFramework):
             directory_option="ResumeHooks(engine, run_dir)",
             accumulation=int(engine.gradient_accumulation_steps()),
             accumulates_across_epochs=True,
-            invariants={"ZeRO stage": self._state.stage},
+            invariants=self._state.invariants,
         )
         is_node_local = engine.use_node_local_storage()
         self.local_rank = int(engine.local_rank) if is_node_local else None

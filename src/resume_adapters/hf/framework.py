@@ -73,7 +73,7 @@ class TrainerFramework(Framework):
                 "per_device_train_batch_size": args.per_device_train_batch_size,
                 "gradient_accumulation_steps": args.gradient_accumulation_steps,
             },
-            invariants={} if stage is None else names.invariants(stage, args.world_size),
+            invariants={} if stage is None else {"ZeRO stage": stage},
             layout=accelerate_state.layout(trainer.accelerator, [trainer.model]),
         )
         self.trackers = self._runs = Trackers(self._writers)

@@ -374,12 +374,13 @@ class LightningFramework(Framework):
         stand_ins = files.standing_in(self.loaded_files(context.path), self.is_read)
         plugin = self._trainer.strategy.checkpoint_io
         reading = plugin.reading(self.is_read) if isinstance(plugin, ResumeCheckpointIO) else contextlib.nullcontext()
+        shards = context.path / strategies.TAG
         with (
             distributed_metadata.reading(context.files),
             data_only(),
             stand_ins,
             reading,
-            contextlib.nullcontext() if self.engine is None else self.engine.loading(context),
+            contextlib.nullcontext() if self.engine is None else self.engine.loading(context, shards),
         ):
             native(context.path)
         # The connector restores modules, callbacks and loops from it afterwards.

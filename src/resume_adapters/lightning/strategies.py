@@ -114,15 +114,14 @@ def layout(strategy: Any) -> Layout:
 
 def invariants(trainer: Any, ranks: int) -> dict[str, int]:
     """Return settings that a resume must find unchanged: ranks share batches, or the accumulation has a schedule."""
+    fixed = {"number of ranks": ranks, "accumulate_grad_batches": trainer.accumulate_grad_batches}
     if any(isinstance(each, pl.callbacks.GradientAccumulationScheduler) for each in trainer.callbacks):
-        return {"number of ranks": ranks, "accumulate_grad_batches": trainer.accumulate_grad_batches}
+        return fixed
     if isinstance(trainer.strategy, pl.strategies.ModelParallelStrategy):
         parallel = trainer.strategy.device_mesh["tensor_parallel"].size()
         return {"tensor_parallel_size": parallel, **({"number of ranks": ranks} if parallel > 1 else {})}
-    whole = isinstance(trainer.strategy, pl.strategies.SingleDeviceStrategy | pl.strategies.DDPStrategy)
-    if whole and not is_deepspeed(trainer.strategy):
-        return {}
-    return {"number of ranks": ranks, "accumulate_grad_batches": trainer.accumulate_grad_batches}
+    # DeepSpeed's is a DDPStrategy, too.
+    return {} if isinstance(trainer.strategy, pl.strategies.SingleDeviceStrategy | pl.strategies.DDPStrategy) else fixed
 
 
 def verify(trainer: Any, saved: Mapping[str, Any], checkpoint: Path) -> None:

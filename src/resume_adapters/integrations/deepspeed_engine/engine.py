@@ -22,7 +22,7 @@ from resume_adapters.core.session.trace import StepTrace
 from resume_adapters.core.state.comparison import verify_equal
 from resume_adapters.core.state.stateful import ModuleBuffers, Stateful
 from resume_adapters.errors import NotRestored
-from resume_adapters.integrations.deepspeed_engine import files, names, recovery, universal
+from resume_adapters.integrations.deepspeed_engine import files, recovery, universal
 from resume_adapters.integrations.deepspeed_engine.beta_powers import BetaPowers
 from resume_adapters.integrations.deepspeed_engine.names import EngineRankState
 from resume_adapters.integrations.deepspeed_engine.supported import require_supported
@@ -100,7 +100,7 @@ class EngineState:
     def __init__(self, engine: Any) -> None:
         self.engine = engine
         self.stage = int(engine.zero_optimization_stage())
-        self.invariants = names.invariants(self.stage, int(engine.dp_world_size))
+        self.invariants = {"ZeRO stage": self.stage}
         self._powers = BetaPowers(engine.basic_optimizer)
         self._steps = engine.global_steps
         self._accumulation = int(engine.gradient_accumulation_steps())
@@ -219,25 +219,15 @@ class EngineState:
         Raises:
             NotRestored: it loaded nothing or something else, or the ranks are at different steps.
         """
-        if self.stage and context.has_other_ranks:
-            self._load_universal(context, directory / tag)
-            return
-        with self.loading(context):
+        with self.loading(context, directory / tag):
             self.engine.load_checkpoint(str(directory), tag=tag)
 
-    def _load_universal(self, context: RestoreContext, shards: Path) -> None:
-        files.require_named(context.files)
-        with universal.converted(context, shards) as place:
-            as_universal = replaced(self.engine._config, "load_universal_checkpoint", True)  # seam: deepspeed 0.19
-            with self.loading(context), as_universal:
-                self.engine.load_checkpoint(str(place.parent), tag=place.name)
-                universal.complete(self.engine, place)
-            if context.verify:
-                universal.verify(context, self.engine, place)
-
     @contextlib.contextmanager
-    def loading(self, context: RestoreContext) -> Iterator[None]:
+    def loading(self, context: RestoreContext, shards: Path) -> Iterator[None]:
         """Return the context in which ``load_checkpoint`` reads data only; then verify what it loaded.
+
+        Args:
+            shards: the directory of DeepSpeed's files. What was sharded for other ranks is loaded converted.
 
         Raises:
             NotRestored: it loaded nothing or something else, or the ranks are at different steps.
@@ -245,7 +235,9 @@ class EngineState:
         checkpoint, engine = context.checkpoint, self.engine
         files.require_named(context.files)
         context.rescale.schedules.remember(engine.lr_scheduler)
-        with self.data_only() as checkpoint_engine:
+        is_resharded = self.stage and context.has_other_ranks
+        resharded = universal.resharding(context, engine, shards) if is_resharded else contextlib.nullcontext()
+        with self.data_only() as checkpoint_engine, resharded:
             yield
         steps = context.ranks.gather(engine.global_steps if checkpoint_engine.read else None)
         if set(steps) != {checkpoint.step}:

@@ -22,14 +22,6 @@ def owner(file: Path) -> int:
     return int(shard[1]) if shard else 0
 
 
-def invariants(stage: int, ranks: int) -> dict[str, int]:
-    """Return the settings that a resume must find unchanged, by the names that users know, under another framework.
-
-    Without ZeRO every rank holds the whole optimizer; with ZeRO, its shard.
-    """
-    return {"ZeRO stage": stage, **({"number of ranks": ranks} if stage else {})}
-
-
 def tag(step: int) -> str:
     """Return DeepSpeed's name for the checkpoint of a step."""
     return f"global_step{step}"
