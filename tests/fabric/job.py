@@ -66,7 +66,7 @@ DEFAULTS: dict[str, Any] = {
     "replicas": 1,
     "dimension": None,
     "called": "model",
-    "sgd": False,
+    "stateless": False,
     "options": {},
 }
 
@@ -84,6 +84,20 @@ def spread(model: torch.nn.Module, mesh: Any) -> torch.nn.Module:
         for part in (*list(model)[:1], model):
             fully_shard(part, mesh=over)
     return model
+
+
+class Stateless(torch.optim.Optimizer):
+    """An optimizer that remembers nothing."""
+
+    def __init__(self, parameters: Any, lr: float, weight_decay: float) -> None:
+        super().__init__(parameters, {"lr": lr, "betas": (0.9, 0.999), "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for each in group["params"]:
+                if each.grad is not None:
+                    each.sub_(each.grad + group["weight_decay"] * each, alpha=group["lr"])
 
 
 class Elsewhere(SingleDeviceStrategy):
@@ -128,7 +142,7 @@ class Job:
         self.plain = network().to(self.fabric.device)  # of such a device torch makes new parameters
         self.ema = Ema(self.plain) if CONFIG["ema"] else None
         self.model = self.fabric.setup_module(self.plain)
-        made = torch.optim.SGD if CONFIG["sgd"] else torch.optim.AdamW
+        made = Stateless if CONFIG["stateless"] else torch.optim.AdamW
         optimizer = made(self.plain.parameters(), lr=5e-3, weight_decay=0.1)
         self.optimizer = self.fabric.setup_optimizers(optimizer)
         self.schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=200)

@@ -24,8 +24,8 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
     "sharded": (2, {**SHARDED, "batch_norm": True}),
     "three": (3, {**SHARDED, "samples": 150, "compile": True}),
     "full": (2, FULL),
-    "sgd": (2, {**SHARDED, "sgd": True, "unpassed": True}),
-    "sgd-full": (2, {**FULL, "sgd": True}),
+    "stateless": (2, {**SHARDED, "stateless": True, "unpassed": True}),
+    "stateless-full": (2, {**FULL, "stateless": True}),
     "tensor": (2, {**SHARDED, "tensor": 2, "samples": 50}),
     "fsdp2-tensor": (4, {**SHARDED, "tensor": 2}),
     "hybrid": (4, {**SHARDED, "replicas": 2, "samples": 200}),
@@ -47,7 +47,7 @@ def test_killed_twice_equals_never(case: str, bench: contract.Bench, reference: 
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("config", [SHARDED, FULL], ids=["sharded", "full"])
+@pytest.mark.parametrize("config", [SHARDED, {**FULL, "stateless": True}], ids=["sharded", "full"])
 def test_a_copied_save_is_that_of_the_bare_run(
     config: dict[str, Any], bench: contract.Bench, reference: Any, tmp_path: Path
 ) -> None:

@@ -98,9 +98,10 @@ class ShardedFramework(FabricFramework):
         with replaced(self, "_steps", self._steps):  # see save()
             saved = read_native(context.files.require(self.file)) if is_whole else self._read_shards(context)
             self._require_names(context, saved)
-            options = StateDictOptions(full_state_dict=is_whole)
-            set_model_state_dict(model, saved[name], options=options)
+            set_model_state_dict(model, saved[name], options=StateDictOptions(full_state_dict=is_whole))
             for each, optimizer in objects.optimizers.items():
+                has_state = bool(saved[each]["state"])  # torch cannot load the whole state of one that has none
+                options = StateDictOptions(full_state_dict=is_whole and has_state)
                 set_optimizer_state_dict(model, optimizer, saved[each], options=options)
         context.verify_shards(self.sharded_state)
         self._load_each(context, objects.schedules, saved)
