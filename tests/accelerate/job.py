@@ -40,6 +40,7 @@ from training import (
     configure,
     digest,
     draws,
+    dump_loaded,
     event,
     generator,
     keep_process_group,
@@ -205,6 +206,8 @@ DEFAULTS: dict[str, Any] = {
     "scores": None,
     "save_every": 5,
     "fsdp": None,
+    "fsdp_version": 2,
+    "dump": False,
     "parallel": {},
     "zero": None,
     "frozen": False,
@@ -224,7 +227,10 @@ def new_accelerator() -> Accelerator:
     if CONFIG["fsdp"]:
         accelerate_shards_on_cpu()
         plugin = FullyShardedDataParallelPlugin(
-            fsdp_version=2, state_dict_type=CONFIG["fsdp"], auto_wrap_policy="NO_WRAP", reshard_after_forward=True
+            fsdp_version=CONFIG["fsdp_version"],
+            state_dict_type=CONFIG["fsdp"],
+            auto_wrap_policy="NO_WRAP",
+            reshard_after_forward=True if CONFIG["fsdp_version"] == 2 else "FULL_SHARD",
         )
         placement = {"fsdp_plugin": plugin}
     if CONFIG["zero"]:
@@ -264,6 +270,8 @@ class Job:
             accelerator.scaler = torch.amp.GradScaler(CONFIG["device"], init_scale=2.0**127, growth_interval=4)
         set_seed(CONFIG["seed"])
         self.plain = network().to(CONFIG["device"])
+        if CONFIG["fsdp_version"] == 1:  # flattened before the optimizer is made of its parameters
+            self.plain = accelerator.prepare(self.plain)
         self.ema = Ema(self.plain) if CONFIG["ema"] else None
         optimizer = torch.optim.AdamW(self.plain.parameters(), lr=5e-3, weight_decay=0.1)
         total = CONFIG["total"] or 60 * accelerator.num_processes
@@ -324,6 +332,8 @@ class Job:
             run.resume()
             self.accelerator.init_trackers("tests", config={"seed": CONFIG["seed"]})
         for epoch in run.epochs(CONFIG["epochs"], max_steps=CONFIG["max_steps"]):
+            if CONFIG["dump"]:
+                dump_loaded(self.model, self.optimizer.optimizer)
             event("epoch_begin", run.global_step)
             if CONFIG["set_epoch"]:
                 self.loader.set_epoch(epoch)
