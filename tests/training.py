@@ -334,6 +334,15 @@ def accelerate_uses(backend: str) -> None:
     states._prepare_backend = lambda *_, **__: (backend, DistributedType.MULTI_GPU)
 
 
+def dump_loaded(model: Any, optimizer: Any) -> None:
+    """Write what is trained, gathered from its shards, to ``loaded.pt``."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+
+    found = get_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    if RANK == 0 and not os.path.exists("loaded.pt"):  # what is trained later is of no interest
+        torch.save(found, "loaded.pt")
+
+
 class Ema:
     """An exponential moving average of the weights."""
 

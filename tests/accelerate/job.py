@@ -41,6 +41,7 @@ from training import (
     deepspeed_on_cpu,
     digest,
     draws,
+    dump_loaded,
     engine_facts,
     event,
     generator,
@@ -208,6 +209,8 @@ DEFAULTS: dict[str, Any] = {
     "scores": None,
     "save_every": 5,
     "fsdp": None,
+    "fsdp_version": 2,
+    "dump": False,
     "parallel": {},
     "zero": None,
     "engine": {},
@@ -229,7 +232,10 @@ def new_accelerator() -> Accelerator:
     if CONFIG["fsdp"]:
         accelerate_shards_on_cpu()
         plugin = FullyShardedDataParallelPlugin(
-            fsdp_version=2, state_dict_type=CONFIG["fsdp"], auto_wrap_policy="NO_WRAP", reshard_after_forward=True
+            fsdp_version=CONFIG["fsdp_version"],
+            state_dict_type=CONFIG["fsdp"],
+            auto_wrap_policy="NO_WRAP",
+            reshard_after_forward=True if CONFIG["fsdp_version"] == 2 else "FULL_SHARD",
         )
         placement = {"fsdp_plugin": plugin}
     if CONFIG["zero"] is not None:
@@ -268,6 +274,8 @@ class Job:
             accelerator.scaler = torch.amp.GradScaler(CONFIG["device"], init_scale=2.0**127, growth_interval=4)
         set_seed(CONFIG["seed"])
         self.plain = network().to(CONFIG["device"])
+        if CONFIG["fsdp_version"] == 1:  # flattened before the optimizer is made of its parameters
+            self.plain = accelerator.prepare(self.plain)
         self.ema = Ema(self.plain) if CONFIG["ema"] else None
         made = {"momentum": 0.9} if CONFIG["optimizer"] == "SGD" else {}
         optimizer = getattr(torch.optim, CONFIG["optimizer"])(self.plain.parameters(), 5e-3, weight_decay=0.1, **made)
@@ -329,6 +337,8 @@ class Job:
             run.resume()
             self.accelerator.init_trackers("tests", config={"seed": CONFIG["seed"]})
         for epoch in run.epochs(CONFIG["epochs"], max_steps=CONFIG["max_steps"]):
+            if CONFIG["dump"]:
+                dump_loaded(self.model, self.optimizer.optimizer)
             event("epoch_begin", run.global_step)
             if CONFIG["set_epoch"]:
                 self.loader.set_epoch(epoch)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import fsdp1
 from selection import often
 
 import contract
@@ -152,3 +153,20 @@ def test_processes_that_train_apart_are_as_many_as_before(bench: contract.Bench,
     outcome = bench.run(tmp_path, config)
     assert outcome.statuses == (1,), outcome.output
     assert "weights of its own on each of 2 ranks, this launch has 1" in outcome.output
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("sharding")
+@pytest.mark.parametrize(
+    ("kinds", "ranks"),
+    [
+        (("SHARDED_STATE_DICT", "FULL_STATE_DICT"), 2),
+        (("FULL_STATE_DICT", "SHARDED_STATE_DICT"), 1),
+        pytest.param(("SHARDED_STATE_DICT", "SHARDED_STATE_DICT"), 2, marks=pytest.mark.long),
+    ],
+)
+def test_a_checkpoint_of_fsdp1_starts_a_run(
+    kinds: tuple[str, str], ranks: int, bench: contract.Bench, tmp_path: Path
+) -> None:
+    config = {"samples": 50 * ranks, "save_every": 5, "max_steps": 9, "epochs": 4}
+    fsdp1.starts_a_run(bench, tmp_path, config, "step_end", kinds, ranks)

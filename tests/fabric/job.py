@@ -13,7 +13,11 @@ from typing import Any
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.accelerators import Accelerator
-from lightning.fabric.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.fabric.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 import cycles
 from regression import FEATURES, Bare, Mapped
@@ -57,8 +61,43 @@ DEFAULTS: dict[str, Any] = {
     "load": None,
     "wrapped": True,
     "own_strategy": False,
+    "shards": None,
+    "tensor": 1,
+    "replicas": 1,
+    "dimension": None,
+    "called": "model",
+    "stateless": False,
     "options": {},
 }
+
+
+def spread(model: torch.nn.Module, mesh: Any) -> torch.nn.Module:
+    """Shard a model over its data ranks, over some of them where there are replicas, and its layers over the others."""
+    if CONFIG["tensor"] > 1:
+        parallelize_module(model, mesh["tensor_parallel"], {"0": ColwiseParallel(output_layouts=Replicate())})
+    over, replicas = mesh["data_parallel"], CONFIG["replicas"]
+    if replicas > 1:
+        over = init_device_mesh("cpu", (replicas, over.size() // replicas), mesh_dim_names=("dp_replicate", "dp_shard"))
+    if CONFIG["dimension"]:
+        over = init_device_mesh("cpu", (over.size(),), mesh_dim_names=(CONFIG["dimension"],))
+    if CONFIG["shards"] != "none":
+        for part in (*list(model)[:1], model):
+            fully_shard(part, mesh=over)
+    return model
+
+
+class Stateless(torch.optim.Optimizer):
+    """An optimizer that remembers nothing."""
+
+    def __init__(self, parameters: Any, lr: float, weight_decay: float) -> None:
+        super().__init__(parameters, {"lr": lr, "betas": (0.9, 0.999), "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for each in group["params"]:
+                if each.grad is not None:
+                    each.sub_(each.grad + group["weight_decay"] * each, alpha=group["lr"])
 
 
 class Elsewhere(SingleDeviceStrategy):
@@ -71,6 +110,9 @@ def new_fabric() -> Fabric:
     if ranks > 1:
         buckets = {"bucket_cap_mb": 1} if CONFIG["width"] > 256 else {}
         strategy = DDPStrategy(process_group_backend="gloo", broadcast_buffers=not CONFIG["own_buffers"], **buckets)
+    if CONFIG["shards"]:
+        tensor = CONFIG["tensor"]
+        strategy = ModelParallelStrategy(spread, ranks // tensor, tensor, CONFIG["shards"] == "sharded", "gloo")
     accelerator: Any = CONFIG["device"]
     if accelerator == "walled":
         from device.walled import lightning_accelerator, lightning_ddp
@@ -99,14 +141,16 @@ class Job:
         self.fabric.seed_everything(CONFIG["seed"], workers=False, verbose=False)
         self.plain = network().to(self.fabric.device)  # of such a device torch makes new parameters
         self.ema = Ema(self.plain) if CONFIG["ema"] else None
-        optimizer = torch.optim.AdamW(self.plain.parameters(), lr=5e-3, weight_decay=0.1)
-        self.model, self.optimizer = self.fabric.setup(self.plain, optimizer)
+        self.model = self.fabric.setup_module(self.plain)
+        made = Stateless if CONFIG["stateless"] else torch.optim.AdamW
+        optimizer = made(self.plain.parameters(), lr=5e-3, weight_decay=0.1)
+        self.optimizer = self.fabric.setup_optimizers(optimizer)
         self.schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=200)
         if CONFIG["second"]:
-            self.other = torch.nn.Linear(FEATURES, 1).to(self.fabric.device)
-            self.second, self.second_optimizer = self.fabric.setup(
-                self.other, torch.optim.SGD(self.other.parameters(), lr=1e-2, momentum=0.9)
-            )
+            self.other = torch.nn.Sequential(torch.nn.Linear(FEATURES, 1)).to(self.fabric.device)
+            self.second = self.fabric.setup_module(self.other)
+            optimizer = torch.optim.SGD(self.other.parameters(), lr=1e-2, momentum=0.9)
+            self.second_optimizer = self.fabric.setup_optimizers(optimizer)
         self.loader = self.new_loader()
         self.synced = False
         if not CONFIG["cycles"]:
@@ -119,12 +163,13 @@ class Job:
         )
 
     def saved(self) -> dict[str, Any]:
-        found = {"model": self.model, "optimizer": self.optimizer}
+        found = {CONFIG["called"]: self.model, "optimizer": self.optimizer}
         if CONFIG["second"]:
             found |= {"second": self.second, "second_optimizer": self.second_optimizer}
         return found if CONFIG["unpassed"] else {**found, "schedule": self.schedule}
 
     def save(self, step: int) -> None:
+        os.makedirs(f"out/step-{step}", exist_ok=True)  # Fabric's writer of one file makes none
         self.fabric.save(f"out/step-{step}/fabric.ckpt", self.saved())
 
     def registered(self, run_directory: str) -> Any:
@@ -202,16 +247,30 @@ class Job:
         scaler = getattr(self.fabric.strategy.precision, "scaler", None)
         trace(
             final=True,
-            weights=digest(*self.plain.state_dict().values()),
-            values=[value for each in self.plain.parameters() for value in each.flatten().tolist()],
+            weights=digest(*map(whole, self.plain.state_dict().values())),
+            values=[value for each in self.plain.parameters() for value in whole(each).flatten().tolist()],
+            share=share(self.plain),
             second=digest(*self.other.state_dict().values()) if CONFIG["second"] else None,
-            optimizer=digest(*(each["exp_avg_sq"] for each in self.optimizer.state_dict()["state"].values())),
+            optimizer=digest(
+                *(whole(each["exp_avg_sq"]) for each in self.optimizer.state.values() if "exp_avg_sq" in each)
+            ),
             global_step=self.run.global_step,
             ema=[digest(*self.ema.shadow), self.ema.updates] if self.ema else None,
             scaler=scaler.state_dict() if scaler else None,
             schedule=self.schedule.last_epoch,
             draws=draws(),
         )
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor, gathered from its shards if it has any."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def share(model: torch.nn.Module) -> float:
+    """Return how much of the weights this rank holds."""
+    held = [each.to_local() if isinstance(each, DTensor) else each for each in model.parameters()]
+    return sum(each.numel() for each in held) / sum(each.numel() for each in model.parameters())
 
 
 class Cycles:

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.accelerators import Accelerator
-from lightning.fabric.strategies import DDPStrategy
+from lightning.fabric.strategies import DDPStrategy, ModelParallelStrategy
+from torch.distributed.fsdp import fully_shard
 
 import staged
 from resume_adapters.fabric import register_for_resume
@@ -20,10 +21,18 @@ from recovering import FAULTS, RANK, Data, Net, Optimizer, ending, run_cases
 from training import use_walled
 
 
+def spread(model: Any, mesh: Any) -> Any:
+    for part in (model.first, model):
+        fully_shard(part, mesh=mesh["data_parallel"])
+    return model
+
+
 def train(attempt: Any, directory: Path, steps: dict[str, Any]) -> dict[str, str]:
     ranks = int(os.environ["WORLD_SIZE"])
     accelerator: Any = "cpu"
-    strategy = DDPStrategy(process_group_backend="gloo")
+    strategy: Any = DDPStrategy(process_group_backend="gloo")
+    if "SHARDS" in os.environ:
+        strategy = ModelParallelStrategy(spread, ranks, 1, os.environ["SHARDS"] == "sharded", "gloo")
     if "DEVICE" in os.environ:
         use_walled()
         from device.walled import lightning_accelerator, lightning_ddp
@@ -33,9 +42,10 @@ def train(attempt: Any, directory: Path, steps: dict[str, Any]) -> dict[str, str
     fabric.launch()
     torch.manual_seed(3 + RANK)
     model = Net().to(fabric.device)  # of such a device torch makes new parameters
+    net = fabric.setup_module(model)
     made = Optimizer(model.parameters(), 1e-2)
     schedule = torch.optim.lr_scheduler.StepLR(made, 3, 0.5)
-    net, optimizer = fabric.setup(model, made)
+    optimizer = fabric.setup_optimizers(made)
     loader = fabric.setup_dataloaders(torch.utils.data.DataLoader(Data(), batch_size=4, shuffle=True))
     saved = {"model": net, "optimizer": optimizer, "schedule": schedule}
     run = register_for_resume(fabric, directory, save_every=5, **staged.OPTIONS, **saved)

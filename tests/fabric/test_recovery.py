@@ -26,6 +26,14 @@ def test_a_failure_on_a_device_changes_nothing(bench: contract.Bench, tmp_path: 
 
 
 @pytest.mark.thorough
+@pytest.mark.long
+def test_a_failure_changes_nothing_in_shards(bench: contract.Bench, tmp_path: Path) -> None:
+    cases = {"whole": [], "in turn": [["forward", 1, 3], ["data", 0, 4], ["backward", 1, 6]]}
+    for found in results(bench.server, JOB, tmp_path, 2, cases, settings={"SHARDS": "sharded"}):
+        assert require_undisturbed(found)["in turn"] == [None, "memory", "memory", "memory"]
+
+
+@pytest.mark.thorough
 def test_a_failure_on_any_of_two_nodes_loses_no_step(bench: contract.Bench, tmp_path: Path) -> None:
     failures_on_two_nodes_change_nothing(bench.server, JOB, tmp_path)
 

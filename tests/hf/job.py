@@ -39,6 +39,7 @@ from training import (
     deepspeed_on_cpu,
     digest,
     draws,
+    dump_loaded,
     engine_facts,
     event,
     generator,
@@ -311,6 +312,13 @@ class Syncing(TrainerCallback):
             model.transformer.wpe.requires_grad_(False)
 
 
+class Dumping(TrainerCallback):
+    """Writes down what was loaded."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        dump_loaded(given["model"], given["optimizer"])
+
+
 class Striking(TrainerCallback):
     """Reports to the job's shared part where the trainer is, at one kind of event."""
 
@@ -400,6 +408,7 @@ DEFAULTS: dict[str, Any] = {
     "experts": False,
     "fsdp": None,
     "fsdp_version": 2,
+    "dump": False,
     "parallel": {},
     "user_compile": False,
     "traced": True,
@@ -446,6 +455,9 @@ def shard_on_cpu() -> None:
             "fsdp_version": CONFIG["fsdp_version"],
             "state_dict_type": CONFIG["fsdp"],
             "transformer_layer_cls_to_wrap": ["GPT2Block"],
+            **(
+                {"sync_module_states": False, "cpu_ram_efficient_loading": False} if CONFIG["fsdp_version"] == 1 else {}
+            ),
         },
     }
     if not hasattr(TrainingArguments, "_process_fsdp_args"):  # before transformers 5 it is the launcher that says so
@@ -606,6 +618,8 @@ def callbacks(ema: Ema | None, data: Any) -> list[TrainerCallback]:
         found.append(Averaging(ema))
     if CONFIG["counting"]:
         found.append(Counting())
+    if CONFIG["dump"]:
+        found.append(Dumping())
     if CONFIG["holding"]:
         found.append(Syncing())
     found += [Striking(CONFIG[name]["event"]) for name in ("kill", "send", "fail", "hold_writes") if CONFIG[name]]

@@ -11,6 +11,7 @@ import pytest
 from packaging.version import Version
 from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments
 
+import fsdp1
 from resume_adapters.errors import UnsupportedSetting
 from resume_adapters.hf import files
 from resume_adapters.hf.supported import require_supported
@@ -117,3 +118,22 @@ def test_what_the_ranks_share_is_exact_or_refused_by_its_name(
 def test_a_shard_belongs_to_the_rank_that_wrote_it() -> None:
     paths = ("pytorch_model_fsdp_0/__2_0.distcp", "rng_state_1.pth", "pytorch_model_fsdp_0/.metadata", "scheduler.pt")
     assert [files.owner(Path(path)) for path in paths] == [2, 1, 0, 0]
+
+
+SHARDED, FULL = "SHARDED_STATE_DICT", "FULL_STATE_DICT"
+
+
+@pytest.mark.skipif(IS_OLD, reason="an Accelerate before 1.13 does not load the optimizer of FSDP2")
+@pytest.mark.parametrize(
+    ("kinds", "ranks"),
+    [
+        ((SHARDED, SHARDED), 2),
+        pytest.param((SHARDED, FULL), 2, marks=pytest.mark.thorough),
+        pytest.param((FULL, SHARDED), 1, marks=pytest.mark.thorough),
+    ],
+)
+def test_a_checkpoint_of_fsdp1_starts_a_run(
+    kinds: tuple[str, str], ranks: int, bench: contract.Bench, tmp_path: Path
+) -> None:
+    config = {"samples": 100 * ranks // 2, "args": {"save_steps": 5, "remove_unused_columns": False, "max_steps": 9}}
+    fsdp1.starts_a_run(bench, tmp_path, config, "on_step_end", kinds, ranks)

@@ -23,9 +23,9 @@ import numpy as np
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
-from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy
+from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities import CombinedLoader
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, WeightedRandomSampler
@@ -41,6 +41,7 @@ from training import (
     configure,
     digest,
     draws,
+    dump_loaded,
     engine_facts,
     event,
     generator,
@@ -166,6 +167,9 @@ class Model(pl.LightningModule):
         self.recent: collections.deque[float] = collections.deque(maxlen=3)
 
     def configure_model(self) -> None:
+        if isinstance(self.trainer.strategy, Flattening) and not isinstance(self.body, FullyShardedDataParallel):
+            here = {"device_id": torch.device("cpu"), "use_orig_params": True}
+            self.body, self.head = (FullyShardedDataParallel(each, **here) for each in (self.body, self.head))
         if isinstance(self.trainer.strategy, ModelParallelStrategy):
             if CONFIG["tensor"] > 1:
                 plan = {name: ColwiseParallel(output_layouts=Replicate()) for name in ("0", "4")}
@@ -361,6 +365,7 @@ DEFAULTS: dict[str, Any] = {
     "own_disk": False,
     "strategy": "auto",
     "sharded": True,
+    "dump": False,
     "tensor": 1,
     "zero": 0,
     "outputs": 1,
@@ -523,6 +528,17 @@ def accelerator() -> Any:
     return lightning_accelerator(pl.accelerators.Accelerator)
 
 
+class Dumping(pl.Callback):
+    """Writes down what was loaded."""
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        dump_loaded(pl_module, trainer.optimizers[0])
+
+
+class Flattening(FSDPStrategy):
+    """FSDP1, which Lightning itself refuses on a CPU."""
+
+
 def strategy() -> Any:
     if CONFIG["device"] == "walled" and "WORLD_SIZE" in os.environ:
         from device.walled import lightning_ddp
@@ -532,6 +548,8 @@ def strategy() -> Any:
         return SingleDeviceStrategy(torch.device(CONFIG["device"], 0))
     if CONFIG["strategy"] == "auto" and "WORLD_SIZE" in os.environ:
         return "ddp"
+    if CONFIG["strategy"] == "fsdp1":
+        return Flattening(state_dict_type="sharded" if CONFIG["sharded"] else "full", process_group_backend="gloo")
     if CONFIG["strategy"] == "fsdp2":
         ranks = int(os.environ.get("WORLD_SIZE", "1"))
         tensor = CONFIG["tensor"]
@@ -556,7 +574,7 @@ def plugins() -> list[Any]:
 
 
 def callbacks(model: Model, train: Any) -> list[Any]:
-    found: list[Any] = []
+    found: list[Any] = [Dumping()] if CONFIG["dump"] else []
     if CONFIG["average"] == "ema":
         found.append(pl.callbacks.EMAWeightAveraging(decay=0.9))
     if CONFIG["average"] == "mean":

@@ -5,11 +5,15 @@ from __future__ import annotations
 import io
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+
+import fsdp1
 
 import contract
 from faults import flip
@@ -125,3 +129,25 @@ def test_tensor_parallelism_is_exact(ranks: int, bench: contract.Bench, referenc
     journal = (tmp_path / "out" / ".resume" / "journal.jsonl").read_text().splitlines()
     (resumed,) = (entry for entry in map(json.loads, journal) if entry["event"] == "resume")
     assert resumed["cursor"]["samples"] == 4 * (ranks // 2) * resumed["cursor"]["micro_batches"]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_checkpoint_of_fsdp1_starts_a_run(ranks: int, bench: contract.Bench, tmp_path: Path) -> None:
+    """In one file as it is, and in shards once Lightning has merged them, as the refusal says."""
+    config = {"samples": 50 * ranks, "sharded": ranks > 1, "trainer": {"max_steps": 9}}
+    kill = {**FIRST, "rank": 0}
+    killed = bench.run(tmp_path / "before", {**config, "strategy": "fsdp1", "bare": True, "kill": kill}, ranks=ranks)
+    assert killed.killed, killed.output
+    start = tmp_path / "before" / "out" / "epoch=0-step=5.ckpt"
+    config |= {**SHARDED, "dump": True}
+    if ranks > 1:
+        refused = bench.run(tmp_path / "refused", {**config, "resume": str(start)}, ranks=ranks)
+        (merge,) = {found[1] for found in re.finditer(r"`python (-m .*)` makes a file", refused.output)}
+        subprocess.run([sys.executable, *merge.split()], cwd=tmp_path, check=True, timeout=240)
+        start = tmp_path / "epoch=0-step=5-whole.ckpt"
+    here = tmp_path / "here"
+    bench.run(here, {**config, "resume": str(start)}, ranks=ranks).require_success()
+    saved = torch.load(start, weights_only=False)
+    fsdp1.require_loaded(here, saved["state_dict"], saved["optimizer_states"][0])
+    assert contract.read_trace(here, ranks).first_step == 5

@@ -15,7 +15,6 @@ from accelerate.utils.deepspeed import DeepSpeedSchedulerWrapper  # there withou
 
 from resume_adapters.accelerate import files
 from resume_adapters.accelerate.strategy import Strategy, component_name, load_verified
-from resume_adapters.core.checkpoint import distributed_metadata
 from resume_adapters.core.checkpoint.native_files import read_weight_files
 from resume_adapters.core.loop.replicas import Replicas, reducers
 from resume_adapters.core.patching import wrapped
@@ -27,6 +26,7 @@ from resume_adapters.core.state.records import Record
 from resume_adapters.core.state.stateful import ModuleBuffers, Stateful
 from resume_adapters.core.state.weights import updated
 from resume_adapters.errors import UnsupportedSetting
+from resume_adapters.integrations.accelerate_state import reading_shards
 from resume_adapters.integrations.deepspeed_engine.names import EngineRankState
 
 _SHARDING = "1.9"
@@ -192,7 +192,7 @@ class ShardedStrategy(Strategy):
     def load(self, context: RestoreContext) -> None:
         """Load models and optimizers by Accelerate, verify them, and load the schedulers."""
         path, plugin = str(context.path), self.accelerator.state.fsdp_plugin
-        with distributed_metadata.reading(context.files):
+        with reading_shards(plugin, context.files):
             for index, model in enumerate(self.models):
                 load_fsdp_model(plugin, self.accelerator, model, path, index)
             for index, (optimizer, model) in enumerate(zip(self.optimizers, self.models, strict=False)):
@@ -293,7 +293,7 @@ def choose_strategy(accelerator: Any, run_directory: Path) -> Strategy:
         _require_sharding("FSDP2")
         return ShardedStrategy(accelerator)
     if kind == DistributedType.FSDP:
-        reason = "FSDP1 flattens the parameters: use fsdp_version=2"
+        reason = "FSDP1 flattens the parameters: use fsdp_version=2, which starts from its checkpoints, too"
     elif kind == DistributedType.DEEPSPEED:
         reason = "with DeepSpeed one model is to be prepared before register_for_resume is called"
     raise UnsupportedSetting(

@@ -25,8 +25,11 @@ from resume_adapters.errors import CheckpointDamaged, MissingFramework, Unsuppor
 if TYPE_CHECKING:
     import torch
 
-_WEIGHT_KEYS = ("state_dict", "module", "model")
-"""The key of the weights where a file holds more: Lightning's, DeepSpeed's, and that of Accelerate's shards."""
+_KEYS = ("state_dict", "module")
+"""The key of the weights where a file holds more: Lightning's, and DeepSpeed's."""
+
+_WEIGHT_KEYS = (*_KEYS, "model")
+"""The same, or that of Accelerate's shards."""
 
 
 class Weight(NamedTuple):
@@ -58,8 +61,19 @@ def of_files(files: Iterable[Path]) -> dict[str, Weight]:
             content: dict[str, Any] = load_file(file) if file.suffix == ".safetensors" else _unpickled(file)
         except SafetensorError as error:
             raise CheckpointDamaged(f"{file} is damaged: {error}", path=file) from error
-        found.update(next((content[key] for key in _WEIGHT_KEYS if isinstance(content.get(key), dict)), content))
+        found.update(next((content[key] for key in _KEYS if isinstance(content.get(key), dict)), _by_model(content)))
     return {name: Weight(each, each.detach) for name, each in found.items() if isinstance(each, torch.Tensor)}
+
+
+def _by_model(content: dict[str, Any]) -> dict[str, Any]:
+    """Return the weights in a file that has each model under the name that a script gives it, or weights alone."""
+    import torch
+
+    nested = {key: each for key, each in content.items() if isinstance(each, dict)}
+    models = {key: each for key, each in nested.items() if any(isinstance(one, torch.Tensor) for one in each.values())}
+    if len(models) < 2:
+        return next(iter(models.values()), content)
+    return {f"{model}.{name}": each for model, held in models.items() for name, each in held.items()}
 
 
 def _unpickled(file: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ model       framework  ``fabric.save``; loaded by this adapter, as data
 optimizer   framework  ``fabric.save``
 scheduler   framework  ``fabric.save``, where it was passed; else it is observed
 scaler      core       of the precision ``16-mixed``
-buffers     core       those of each process, under DDP with ``broadcast_buffers=False``
+buffers     core       those of each process, under FSDP2 and under DDP with ``broadcast_buffers=False``
 replicas    core       models and optimizers of each process, where the processes train apart
 counters    core       epoch, step and running loss of the loop; ``run.memory``; the passes that Fabric's loaders count
 rng         core       after the save, on every rank
@@ -38,6 +38,8 @@ from resume_adapters.core.stop.policy import StopOn
 from resume_adapters.core.tiers.options import Mirror
 from resume_adapters.fabric.framework import FabricFramework
 from resume_adapters.fabric.objects import require_supported, trained_objects
+from resume_adapters.fabric.sharded import ShardedFramework
+from resume_adapters.integrations.model_parallel import is_model_parallel
 
 
 def register_for_resume(
@@ -81,6 +83,7 @@ def register_for_resume(
         resume, keep, stop, save_every, mtbf, verify, "refuse", on_save_error, stage, mirror, parts=found
     )
     each_epoch = options.cadence() is None
-    framework = FabricFramework(fabric, objects, saved)
+    kind = ShardedFramework if is_model_parallel(fabric.strategy) else FabricFramework
+    framework = kind(fabric, objects, saved)
     run = new_run(directory, framework, options)
     return ResumableLoop(framework, run, options, each_epoch=each_epoch)

@@ -14,6 +14,7 @@ from resume_adapters.core.saving.staging import StagingOptions, own_methods
 from resume_adapters.core.session.framework import FrameworkFacts
 from resume_adapters.core.session.session import Session
 from resume_adapters.fabric.objects import name_of, version
+from resume_adapters.integrations import model_parallel
 from resume_adapters.integrations.lightning_files import writing_directly
 from resume_adapters.integrations.trackers.runs import Trackers
 
@@ -40,6 +41,8 @@ class FabricFramework(PlainFramework):
             channel=package,
             registers="register_for_resume",
             directory_option="register_for_resume(fabric, run_dir, ...)",
+            invariants=model_parallel.invariants(fabric.strategy, int(fabric.world_size)),
+            layout=model_parallel.layout(fabric.strategy, objects.models.values()),
         )
         self._fabric = fabric
         self._named = named
@@ -50,7 +53,7 @@ class FabricFramework(PlainFramework):
     def track(self, loader: Any, session: Session) -> LoopLoader:
         """Track the torch loader beneath what ``setup_dataloaders`` put around it."""
         beneath = getattr(loader, "_dataloader", loader)  # seam: lightning 2.4-2.6
-        samples = (batch_size(beneath) or 0) * int(self._fabric.world_size)
+        samples = (batch_size(beneath) or 0) * int(self._fabric.world_size) // self.about.layout.sharing
         return LoopLoader(loader, session.loaders.track(beneath), samples)
 
     def passes_begun(self, loader: Any) -> int | None:
@@ -78,7 +81,9 @@ class FabricFramework(PlainFramework):
     def staging(self, stage: Stage) -> StagingOptions:
         """Return what there is to know to copy a save."""
         strategy = self._fabric.strategy
-        savers = (self._fabric, "save"), (strategy, "save_checkpoint"), (strategy.checkpoint_io, "save_checkpoint")
+        savers = [(self._fabric, "save"), (strategy, "save_checkpoint")]
+        if not model_parallel.is_model_parallel(strategy):  # which writes by itself
+            savers.append((strategy.checkpoint_io, "save_checkpoint"))
         own = [each for saver, name in savers for each in own_methods(saver, [name], _DO_NOT_READ)]
         return StagingOptions(stage, objection=lambda: f"{own[0]}() may read each checkpoint" if own else "")
 

@@ -28,7 +28,7 @@ def _require_installed() -> None:
 
 _require_installed()
 
-_FOLLOWED = ("SingleDeviceStrategy", "DDPStrategy")
+_FOLLOWED = ("SingleDeviceStrategy", "DDPStrategy", "ModelParallelStrategy")
 
 
 def trained_objects(named: Mapping[str, Any], precision: Any) -> TrainedObjects:
@@ -81,6 +81,6 @@ def require_supported(fabric: Any) -> None:
     if found not in _FOLLOWED:
         raise UnsupportedSetting(
             f"Fabric's {found} shards or moves the state in a way that is not followed, so this run cannot be resumed "
-            "exactly: train on one device or with DDP, or with FSDP2 or DeepSpeed under Accelerate or a Lightning "
-            "Trainer"
+            "exactly: train on one device, with DDP or ModelParallelStrategy (FSDP2), or with DeepSpeed under "
+            "Accelerate or a Lightning Trainer"
         )

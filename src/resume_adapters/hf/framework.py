@@ -14,7 +14,7 @@ import torch
 import transformers
 from transformers.integrations.integration_utils import TensorBoardCallback
 
-from resume_adapters.core.checkpoint import distributed_metadata
+from resume_adapters.core.checkpoint.files import CheckpointFiles
 from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.checkpoint.thin import WeightsFiles
 from resume_adapters.core.checkpoint.validity import ForeignDetector
@@ -300,7 +300,7 @@ class TrainerFramework(Framework):
         context.require_architecture(self.trainer.model.state_dict())
         self._read = files.read(context.files)
         if self.is_sharded:
-            with distributed_metadata.reading(context.files):
+            with self._reading_shards(context.files):
                 native()
             return
         self.weights.load(context.reader, native, has_own_loader=has_own_loader, verify=context.verify)
@@ -308,9 +308,12 @@ class TrainerFramework(Framework):
     def load_optimizer(self, context: RestoreContext | None, native: Callable[[], None]) -> None:
         """Load optimizer and schedule by the trainer, where FSDP has sharded them too."""
         allowed = safe_load.allowing(safe_load.data_classes())
-        reading = distributed_metadata.reading(context.files) if self.is_sharded and context is not None else allowed
+        reading = self._reading_shards(context.files) if self.is_sharded and context is not None else allowed
         with reading, files.loading(self._read):
             native()
+
+    def _reading_shards(self, held: CheckpointFiles) -> contextlib.AbstractContextManager[None]:
+        return accelerate_state.reading_shards(self.trainer.accelerator.state.fsdp_plugin, held)
 
     def attach_engine(
         self, deepspeed: Any, run_directory: Path, context: RestoreContext | None, before_load: Callable[[], None]
@@ -335,7 +338,7 @@ class TrainerFramework(Framework):
             with self.engine.data_only():
                 native()
         elif self.is_sharded:
-            with distributed_metadata.reading(reader.files):
+            with self._reading_shards(reader.files):
                 native()
         else:
             load = self.weights.load

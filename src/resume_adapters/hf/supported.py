@@ -31,7 +31,7 @@ def require_supported(trainer: Any, cadence: Cadence | None) -> None:
         "enable_jit_checkpoint=True saves between steps and ends as if finished; the callback's own stop replaces it": (
             getattr(args, "enable_jit_checkpoint", False)
         ),
-        f"FSDP1 flattens the parameters: use FSDP2, {_choice_of_fsdp2(args)}": (
+        f"FSDP1 flattens the parameters: use FSDP2, {_choice_of_fsdp2(args)}, which starts from its checkpoints, too": (
             trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2
         ),
         f"accelerate {accelerate.__version__}, older than 1.13, does not load the optimizer of FSDP2": (

@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import DistributedType, other
+from accelerate.utils.constants import FSDP_MODEL_NAME
+from torch.distributed.fsdp import StateDictType
 
+from resume_adapters.core.checkpoint import distributed_metadata
+from resume_adapters.core.checkpoint.files import CheckpointFiles
 from resume_adapters.core.checkpoint.thin import WeightsFiles
-from resume_adapters.core.patching import wrapped
+from resume_adapters.core.patching import replaced, wrapped
 from resume_adapters.core.session.layout import UNNAMED, Layout, spread_over
 
 # seam: accelerate 1.6-1.15, transformers 4.57 to 5.23. Without trainer_state.json the bare Trainer refuses to resume:
@@ -43,6 +47,27 @@ def layout(accelerator: Any, models: Iterable[Any]) -> Layout:
     given = {name.removesuffix("_size"): size for name, size in sizes.items() if name.endswith("_size") and size}
     by_fsdp = ("dp_shard_cp", UNNAMED) if accelerator.distributed_type == DistributedType.FSDP else ()
     return Layout({**spread_over(models), **given}, data=("dp_replicate", "dp_shard", *by_fsdp))
+
+
+@contextlib.contextmanager
+def reading_shards(plugin: Any, files: CheckpointFiles) -> Iterator[None]:
+    """Return the context in which Accelerate loads what FSDP saved, as data.
+
+    It is told whether that is sharded or whole: the launch may save otherwise, as FSDP1 does by default.
+
+    Args:
+        plugin: the accelerator's plugin for FSDP.
+        files: those of the checkpoint.
+    """
+    is_whole = files.find(f"{FSDP_MODEL_NAME}.bin") is not None
+    found = StateDictType.FULL_STATE_DICT if is_whole else StateDictType.SHARDED_STATE_DICT
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(distributed_metadata.reading(files))
+        if plugin.state_dict_type != found:
+            for name in ("state_dict_type", "state_dict_config", "optim_state_dict_config"):
+                stack.enter_context(replaced(plugin, name, None))
+            plugin.set_state_dict_type(found)  # seam: accelerate 1.6-1.15; it fills in the other two
+        yield
 
 
 @functools.cache

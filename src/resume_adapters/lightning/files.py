@@ -7,9 +7,11 @@ import copy
 import os
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from resume_adapters.core.checkpoint import distributed_metadata
 from resume_adapters.core.checkpoint.catalog import FILE_SUFFIX
 from resume_adapters.core.checkpoint.native_files import UNREADABLE, require_intact, require_plain
 from resume_adapters.core.checkpoint.validity import ForeignStep
@@ -88,8 +90,17 @@ class ForeignCheckpoints:
         """Return the step of a checkpoint; ``None`` for anything else, and for weights alone.
 
         Raises:
-            CheckpointDamaged: it cannot be read.
+            CheckpointDamaged: it cannot be read, or has shards of FSDP1.
         """
+        if _is_flattened(path):
+            merge = (
+                f"python -m {pl.__name__}.utilities.consolidate_checkpoint {path} --output_file {path.stem}-whole.ckpt"
+            )
+            raise CheckpointDamaged(
+                f"FSDPStrategy (FSDP1) has sharded it, and no other strategy loads it so: `{merge}` makes a file of it "
+                "from which a run under any strategy can start",
+                path=path,
+            )
         if path.is_symlink() or not path.is_file() or not path.name.endswith(FILE_SUFFIX):
             return None
         content = read(path, is_read=lambda place: False)  # only its keys and its step are looked at
@@ -107,6 +118,18 @@ class ForeignCheckpoints:
             CheckpointDamaged: it is torn.
         """
         require_intact(path)
+
+
+def _is_flattened(path: Path) -> bool:
+    """Return whether a directory has the shards that Lightning saves under FSDP1; under FSDP2 they have other names."""
+    index = path / distributed_metadata.NAME
+    if not index.is_file():
+        return False
+    try:
+        found = distributed_metadata.load(BytesIO(LocalStorage().read(index)))
+    except UNREADABLE:
+        return False
+    return any(name.startswith("model.") for name in found.state_dict_metadata)  # seam: lightning 2.4-2.6
 
 
 def is_same(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:

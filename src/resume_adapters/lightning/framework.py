@@ -33,6 +33,7 @@ from resume_adapters.core.state.comparison import verify_equal
 from resume_adapters.core.state.stateful import Stateful
 from resume_adapters.core.state.weights import lost_in, updated
 from resume_adapters.errors import CheckpointDamaged, NotSerialisable, UnsupportedSetting
+from resume_adapters.integrations import model_parallel
 from resume_adapters.integrations.deepspeed_engine.names import owner
 from resume_adapters.integrations.lightning_files import writing_directly
 from resume_adapters.integrations.trackers.checkpoints import reads_checkpoints
@@ -46,8 +47,6 @@ from resume_adapters.lightning.observed import not_taken_back
 
 _DO_NOT_READ = ("lightning", "pytorch_lightning", "lightning_fabric", "lightning_utilities")
 """Packages whose methods do not read again what they save."""
-
-_BESIDE_SHARDS = "meta.pt"  # seam: lightning 2.4-2.6
 
 _READ = (
     *("epoch", "global_step", "pytorch-lightning_version", "state_dict", "loops", "callbacks", "optimizer_states"),
@@ -94,7 +93,7 @@ class LightningFramework(Framework):
             accumulation=accumulation,
             topology={"accumulate_grad_batches": accumulation},
             invariants={**strategies.invariants(trainer, self._ranks), **of_engine},
-            layout=strategies.layout(trainer.strategy),
+            layout=model_parallel.layout(trainer.strategy),
         )
         self.trackers = Trackers(
             lambda: [each.experiment for each in self._loggers(pl.loggers.TensorBoardLogger)],
@@ -230,7 +229,7 @@ class LightningFramework(Framework):
 
     def loaded_files(self, directory: Path) -> Iterable[Path]:
         """Return the checkpoint, where it is a file; of a sharded one what Lightning puts beside the shards."""
-        return [each for each in (directory, directory / _BESIDE_SHARDS) if each.is_file()]
+        return [each for each in (directory, directory / model_parallel.BESIDE_SHARDS) if each.is_file()]
 
     def is_read(self, place: str) -> bool:
         """Return whether Lightning reads what is at a place, or a hook may, which somebody has written.

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from resume_adapters.core.requirements import refuse
-from resume_adapters.core.session.layout import Layout
 from resume_adapters.core.state import sharded_digest
 from resume_adapters.core.state.comparison import verify_equal
 from resume_adapters.core.state.stateful import ModuleBuffers, Stateful
 from resume_adapters.core.state.weights import verify_weights
+from resume_adapters.integrations import model_parallel
 from resume_adapters.lightning.compat import pl
 from resume_adapters.lightning.loops import Loops
 
@@ -83,8 +83,8 @@ def saves_directories(strategy: Any) -> bool:
     """Return whether a strategy saves a directory, into which every rank writes its shards."""
     return (
         is_deepspeed(strategy)
-        or getattr(strategy, "_state_dict_type", "full") == "sharded"  # seam: lightning 2.4-2.6, as the line after
-        or bool(getattr(strategy, "_save_distributed_checkpoint", False))
+        or getattr(strategy, "_state_dict_type", "full") == "sharded"  # seam: lightning 2.4-2.6
+        or model_parallel.saves_directories(strategy)
     )
 
 
@@ -99,27 +99,13 @@ def sharded_state(trainer: Any) -> dict[str, Any]:
     return {"model": dict(trainer.lightning_module.named_parameters()), **optimizers}
 
 
-def layout(strategy: Any) -> Layout:
-    """Return over which ranks a strategy spreads the training.
-
-    Raises:
-        UnsupportedSetting: over others than those of data and of tensors.
-    """
-    if not isinstance(strategy, pl.strategies.ModelParallelStrategy):
-        return Layout()
-    mesh = strategy.device_mesh
-    sizes = dict(zip(mesh.mesh_dim_names, mesh.shape, strict=True))
-    return Layout(sizes, data=("data_parallel",), exact=("tensor_parallel",))
-
-
 def invariants(trainer: Any, ranks: int) -> dict[str, int]:
     """Return settings that a resume must find unchanged: ranks share batches, or the accumulation has a schedule."""
     fixed = {"number of ranks": ranks, "accumulate_grad_batches": trainer.accumulate_grad_batches}
     if any(isinstance(each, pl.callbacks.GradientAccumulationScheduler) for each in trainer.callbacks):
         return fixed
-    if isinstance(trainer.strategy, pl.strategies.ModelParallelStrategy):
-        parallel = trainer.strategy.device_mesh["tensor_parallel"].size()
-        return {"tensor_parallel_size": parallel, **({"number of ranks": ranks} if parallel > 1 else {})}
+    if model_parallel.is_model_parallel(trainer.strategy):
+        return model_parallel.invariants(trainer.strategy, ranks)
     # DeepSpeed's is a DDPStrategy, too.
     return {} if isinstance(trainer.strategy, pl.strategies.SingleDeviceStrategy | pl.strategies.DDPStrategy) else fixed
 

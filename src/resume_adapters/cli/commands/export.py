@@ -29,6 +29,8 @@ _SINGLE = (
     "pytorch_model_fsdp.bin",
     "adapter_model.safetensors",
     "adapter_model.bin",
+    "fabric.ckpt",
+    "training.pt",
 )
 
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}

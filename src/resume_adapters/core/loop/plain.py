@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,7 @@ class PlainFramework(LoopFramework):
         self, objects: TrainedObjects, about: FrameworkFacts, trackers: Trackers, arguments: Mapping[str, Any]
     ) -> None:
         counts = {"number of models": len(objects.models), "number of optimizers": len(objects.optimizers)}
-        self.about = replace(about, invariants=counts)
+        self.about = replace(about, invariants={**counts, **about.invariants})
         self.trackers = trackers
         self.foreign = NoForeign()
         self._objects = objects
@@ -143,7 +143,7 @@ class PlainFramework(LoopFramework):
                 {name: each.state_dict() for name, each in self._objects.by_name().items()}, directory / self.file
             )
 
-    def weights_files(self) -> WeightsFiles:
+    def weights_files(self) -> WeightsFiles | None:
         """Return the models' states in the file."""
         return WeightsFiles(is_kept=self._objects.models.__contains__)
 
@@ -206,20 +206,28 @@ class PlainFramework(LoopFramework):
             StateMismatch: they were saved under other names.
         """
         objects = self._objects
-        saved, names = read_native(context.files.require(self.file)), objects.by_name()
-        if saved.keys() != names.keys():
+        saved = read_native(context.files.require(self.file))
+        self._require_names(context, saved)
+        for name, model in objects.models.items():
+            context.load_weights(model, saved[name])
+        self._load_each(context, {**objects.optimizers, **objects.schedules}, saved)
+        self._replicas.expect(context)
+
+    def _require_names(self, context: RestoreContext, saved: Collection[str]) -> None:
+        names = self._objects.by_name()
+        if {*saved} != {*names}:
             raise context.mismatch(
                 [f"{', '.join(saved)}; this launch gives {', '.join(names)}"], "each is known by its name"
             )
-        for name, model in objects.models.items():
-            context.load_weights(model, saved[name])
-        for name, loaded in [*objects.optimizers.items(), *objects.schedules.items()]:
+
+    def _load_each(self, context: RestoreContext, things: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+        """Load optimizers and schedules, and verify them."""
+        for name, loaded in things.items():
             loaded.load_state_dict(saved[name])
             if context.verify:
                 verify_equal(name, saved[name], loaded.state_dict())
-        for schedule in objects.schedules.values():
+        for schedule in self._objects.schedules.values():
             context.rescale.schedules.remember(schedule)
-        self._replicas.expect(context)
 
     # ---- Ending
 

@@ -222,6 +222,7 @@ def setting_differences(
         lacks: returns the error that a setting was not saved.
     """
     missing = [name for name in here if name not in saved]
-    if missing:
+    differing = [name for name in here if name in saved and saved[name] != here[name]]
+    if missing and not differing:
         raise lacks(missing[0])
-    return [f"{name} {saved[name]}, this launch has {here[name]}" for name in here if saved[name] != here[name]]
+    return [f"{name} {saved[name]}, this launch has {here[name]}" for name in differing]
