@@ -152,3 +152,18 @@ def test_processes_that_train_apart_are_as_many_as_before(bench: contract.Bench,
     outcome = bench.run(tmp_path, config)
     assert outcome.statuses == (1,), outcome.output
     assert "weights of its own on each of 2 ranks, this launch has 1" in outcome.output
+
+
+OWN_DISKS: dict[str, tuple[int, dict[str, Any]]] = {
+    "workers": (2, {**WORKERS, "samples": 100, "rank_seeds": True}),
+    "fsdp2": (2, {**SHARDED, "samples": 100}),
+}
+
+
+@contract.needs_own_disks
+@pytest.mark.parametrize("case", often(OWN_DISKS, "workers"))
+def test_nodes_with_disks_of_their_own_resume_from_what_both_have(
+    case: str, bench: contract.Bench, reference: Any, tmp_path: Path
+) -> None:
+    ranks, config = OWN_DISKS[case]
+    contract.nodes_with_own_disks_resume(bench, tmp_path, config, reference(config, ranks), MIDDLE, ranks=ranks)
