@@ -11,6 +11,7 @@ is the job; ``reference`` an uninterrupted run of it, or what makes one; ``ranks
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import io
 import json
@@ -98,6 +99,7 @@ class Bench:
         config: Config,
         *,
         ranks: int = 1,
+        nodes: int = 1,
         env: dict[str, str] | None = None,
         fresh: bool = False,
     ) -> Running:
@@ -111,7 +113,7 @@ class Bench:
         file = directory / "config.json"
         staged = {self.options: {**self.staged, **config.get(self.options, {})}} if self.staged else {}
         file.write_text(json.dumps({**config, **staged}))
-        start = start_fresh if fresh else self.server.start
+        start = start_fresh if fresh else functools.partial(self.server.start, nodes=nodes)
         return start(self.script, [file.name], directory, ranks, env or {})
 
     def run(self, directory: Path, config: Config, **options: Any) -> Outcome:
@@ -339,6 +341,37 @@ def an_empty_machine_resumes(
     require_same_end(trace, reference, ["files"])  # the older checkpoints stay in the mirror
     last = max(committed(directory / bench.run_directory).values())
     assert last in [json.loads(file.read_bytes())["manifest"]["step"] for file in mirror.rglob("manifest.json")]
+
+
+def _own_disks() -> bool:
+    """Return whether this machine lets a process have mounts of its own."""
+    return shutil.which("unshare") is not None and subprocess.run(["unshare", "-m", "true"]).returncode == 0
+
+
+needs_own_disks = pytest.mark.skipif(not _own_disks(), reason="mount namespaces need more rights than there are here")
+
+
+def nodes_with_own_disks_resume(
+    bench: Bench, directory: Path, config: Config, reference: Trace, kill: Kill, *, ranks: int = 2
+) -> None:
+    """Killed, and launched again where one of two nodes has lost its newest checkpoint: all take the one before."""
+    config = {**config, "own_disk": True}
+    outcome = bench.run(directory, {**config, "kill": kill}, ranks=ranks, nodes=2)
+    assert outcome.killed, outcome.output[-6000:]
+    disks = [directory / f"disk.{node}" for node in range(2)]
+    left, other = (committed(disk) for disk in disks)
+    assert left == other and len(left) > 1, f"{left}, {other}"
+    *_, (step, _), (_, lost) = sorted((step, name) for name, step in left.items())
+    for path in disks[1].glob(f"{lost}*"):  # Lightning's file, and what is beside it
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    outcome = bench.run(directory, config, ranks=ranks, nodes=2).require_success()
+    assert f"{lost} is damaged: rank {ranks // 2}: is not there" in outcome.output
+    trace = read_trace(directory, ranks)
+    assert trace.first_step == step, (trace.first_step, step)
+    require_same_steps(trace, reference, start=step)
+    require_same_end(trace, reference, ["files"])  # what is set aside is one of them
+    left, other = (committed(disk) for disk in disks)
+    assert left == other and max(left.values()) > step
 
 
 def weights_alone_are_kept(

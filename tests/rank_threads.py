@@ -43,6 +43,7 @@ class Threads:
     """One rank of a world."""
 
     def __init__(self, world: World, of_all: int, members: Sequence[int], made: list[int]) -> None:
+        self.local_rank = of_all % (world.size // NODES)
         self._world, self._of_all, self._members, self._made = world, of_all, tuple(members), made
         self.rank = self._members.index(of_all) if of_all in self._members else -1
         self.world_size = len(self._members)
@@ -98,10 +99,9 @@ def on_nodes(
             disk.world = world
 
     def one(rank: int) -> Any:
-        local_rank = rank % (ranks // NODES)
         of_rank = Threads(world, rank, range(ranks), [])
         try:
-            return work(rank, {"ranks": of_rank, "storage": disks[rank], "local_rank": local_rank})
+            return work(rank, {"ranks": of_rank, "storage": disks[rank]})
         except (Crash, ResumeError) as error:
             return error
 

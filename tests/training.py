@@ -7,6 +7,7 @@ A job is started by ``launch.Server`` as ``job.py CONFIG.json`` in a directory o
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import hashlib
 import importlib
@@ -45,6 +46,7 @@ DEFAULTS: dict[str, Any] = {
     "hold_writes": None,
     "on_rank": None,
     "slow": 0.0,
+    "own_disk": False,
     "bare": False,
     "keep": None,
     "resume": "auto",
@@ -67,6 +69,8 @@ def configure(run_directory: str, defaults: dict[str, Any]) -> None:
         torch.use_deterministic_algorithms(True)
     if CONFIG["device"] == "walled":
         use_walled()
+    if CONFIG["own_disk"]:
+        take_own_disk(run_directory)
     if CONFIG["on_rank"] not in (None, RANK):
         return
     if CONFIG["kill_at_operation"]:
@@ -77,6 +81,19 @@ def configure(run_directory: str, defaults: dict[str, Any]) -> None:
         os.environ.pop("JOBS_BYTECODE", None)  # a module's would be cut off, for all who import it later
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (CONFIG["file_limit"], resource.RLIM_INFINITY))
+
+
+def take_own_disk(place: str) -> None:
+    """Let a path be another directory on each node, as on a disk that it has for itself."""
+    node = os.environ.get("GROUP_RANK", "0")
+    libc = ctypes.CDLL(None, use_errno=True)
+    Path(place).mkdir(parents=True, exist_ok=True)
+    Path(f"disk.{node}").mkdir(exist_ok=True)
+    recursive, private, bind, new_namespace = 0x4000, 0x40000, 0x1000, 0x20000
+    assert libc.unshare(new_namespace) == 0, os.strerror(ctypes.get_errno())
+    assert libc.mount(None, b"/", None, recursive | private, None) == 0, os.strerror(ctypes.get_errno())
+    source, target = os.fsencode(os.path.abspath(f"disk.{node}")), os.fsencode(os.path.abspath(place))
+    assert libc.mount(source, target, None, bind, None) == 0, os.strerror(ctypes.get_errno())
 
 
 def use_walled() -> None:

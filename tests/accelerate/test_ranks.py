@@ -170,3 +170,18 @@ def test_a_checkpoint_of_fsdp1_starts_a_run(
 ) -> None:
     config = {"samples": 50 * ranks, "save_every": 5, "max_steps": 9, "epochs": 4}
     fsdp1.starts_a_run(bench, tmp_path, config, "step_end", kinds, ranks)
+
+
+OWN_DISKS: dict[str, tuple[int, dict[str, Any]]] = {
+    "workers": (2, {**WORKERS, "samples": 100, "rank_seeds": True}),
+    "fsdp2": (2, {**SHARDED, "samples": 100}),
+}
+
+
+@contract.needs_own_disks
+@pytest.mark.parametrize("case", often(OWN_DISKS, "workers"))
+def test_nodes_with_disks_of_their_own_resume_from_what_both_have(
+    case: str, bench: contract.Bench, reference: Any, tmp_path: Path
+) -> None:
+    ranks, config = OWN_DISKS[case]
+    contract.nodes_with_own_disks_resume(bench, tmp_path, config, reference(config, ranks), MIDDLE, ranks=ranks)

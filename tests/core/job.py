@@ -137,7 +137,7 @@ def run_short(rank: int, directory: str, own: str) -> dict[str, Any]:
         Path(directory, "" if shares else str(rank)),
         ranks=current_ranks(),
         stop=StopOn(walltime=0.01 if rank == 0 else None),
-        local_rank=None if shares else 0,
+        is_node_local=json.loads(own) == "local",
     )
     monitor._PERIOD = 0.1
     job.run.begin(job.step, 0.0)
@@ -273,8 +273,11 @@ def halt_last(rank: int, directory: str) -> dict[str, Any]:
 
 
 def reopen(rank: int, directory: str, own: str, times: str) -> dict[str, Any]:
-    """Open a run, save one step and close it, many times; in one run directory, or each rank in its own."""
-    options: dict[str, Any] = {"ranks": None, "keep": KeepLast(1), "local_rank": 0 if json.loads(own) else None}
+    """Open a run, save one step and close it, many times; in one run directory, or each rank in its own.
+
+    There each rank has the files of all, or with ``"local"`` those of its own. So it is in the jobs below.
+    """
+    options: dict[str, Any] = {"ranks": None, "keep": KeepLast(1), "is_node_local": json.loads(own) == "local"}
 
     def once(step: int) -> None:
         job = Miniature(Path(directory, str(rank) if json.loads(own) else ""), **options)
@@ -299,7 +302,7 @@ def mirror(rank: int, directory: str, own: str, url: str, *damage: str) -> dict[
     options: dict[str, Any] = {
         "ranks": None,
         "mirror": [Remote(url, timeout=timedelta(seconds=300))],
-        "local_rank": 0 if json.loads(own) else None,
+        "is_node_local": json.loads(own) == "local",
     }
     here = Path(directory, str(rank) if json.loads(own) else "")
     job = Miniature(here, **options)
@@ -351,7 +354,7 @@ def remember(rank: int, directory: str, own: str, nodes: str) -> dict[str, Any]:
     options: dict[str, Any] = {
         "ranks": None,
         "mirror": [Memory(directory=str(memory), save_every=timedelta(seconds=0.05))],
-        "local_rank": 0 if json.loads(own) else None,
+        "is_node_local": json.loads(own) == "local",
     }
     here = Path(directory, "run", str(rank) if json.loads(own) else "")
     job = Miniature(here, **options)

@@ -415,7 +415,7 @@ def test_only_pruning_removes_a_committed_checkpoint() -> None:
         "commit.complete",
         "control.withdraw",
         "status.remove",
-        "discovery.ranks_by_directory",
+        "discovery._probe",
         "discovery.take_away",
         "base.find_disk_error",
     }

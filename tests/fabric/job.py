@@ -120,7 +120,10 @@ def new_fabric() -> Fabric:
         accelerator = lightning_accelerator(Accelerator)
         alone = SingleDeviceStrategy(torch.device(CONFIG["device"], 0))
         strategy = lightning_ddp(DDPStrategy, ranks) if ranks > 1 else alone
-    fabric = Fabric(accelerator=accelerator, devices=ranks, strategy=strategy, precision="32-true")
+    nodes = 2 if CONFIG["own_disk"] else 1
+    fabric = Fabric(
+        accelerator=accelerator, devices=ranks // nodes, num_nodes=nodes, strategy=strategy, precision="32-true"
+    )
     fabric.launch()
     if CONFIG["scaler"]:  # Fabric makes one only where there is an accelerator; this one overflows
         from lightning.fabric.plugins.precision import MixedPrecision

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import collections
-import ctypes
 import os
 import random
 import signal
@@ -362,7 +361,6 @@ DEFAULTS: dict[str, Any] = {
     "async_io": False,
     "ckpt_path": "last",
     "kill_at_opening": None,
-    "own_disk": False,
     "strategy": "auto",
     "sharded": True,
     "dump": False,
@@ -379,8 +377,6 @@ DEFAULTS: dict[str, Any] = {
 
 def main() -> None:
     configure("out", DEFAULTS)
-    if CONFIG["own_disk"]:
-        take_own_disk("out")
     if CONFIG["kill_at_opening"]:
         kill_at_opening(CONFIG["kill_at_opening"])
     warnings.simplefilter("ignore")
@@ -422,12 +418,14 @@ def tune_and_fit(trainer: pl.Trainer, model: Model) -> None:
 
 
 def new_trainer(model: Model, train: Any, **more: Any) -> pl.Trainer:
+    nodes = 2 if CONFIG["own_disk"] else 1
     return pl.Trainer(
         **{
             "max_epochs": 3,
             "accumulate_grad_batches": 1 if CONFIG["manual"] or CONFIG["callbacks"] == "accumulation" else 2,
             "accelerator": accelerator(),
-            "devices": int(os.environ.get("WORLD_SIZE", "1")),
+            "devices": int(os.environ.get("WORLD_SIZE", "1")) // nodes,
+            "num_nodes": nodes,
             "strategy": strategy(),
             "logger": loggers(),
             "enable_progress_bar": False,
@@ -495,18 +493,6 @@ def loggers() -> Any:
             WandbLogger(id=tracker_run("out", "wandb")),
         ]
     return CSVLogger("logs", flush_logs_every_n_steps=1) if CONFIG["logger"] else False
-
-
-def take_own_disk(place: str) -> None:
-    """Let a path be another directory on each rank, as on a disk that each node has for itself."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    Path(place).mkdir(exist_ok=True)
-    Path(f"disk.{RANK}").mkdir(exist_ok=True)
-    recursive, private, bind, new_namespace = 0x4000, 0x40000, 0x1000, 0x20000
-    assert libc.unshare(new_namespace) == 0, os.strerror(ctypes.get_errno())
-    assert libc.mount(None, b"/", None, recursive | private, None) == 0, os.strerror(ctypes.get_errno())
-    source, target = os.fsencode(os.path.abspath(f"disk.{RANK}")), os.fsencode(os.path.abspath(place))
-    assert libc.mount(source, target, None, bind, None) == 0, os.strerror(ctypes.get_errno())
 
 
 def kill_at_opening(name: str) -> None:

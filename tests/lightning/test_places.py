@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import subprocess
 import tempfile
 import warnings
 from pathlib import Path
@@ -19,7 +18,6 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 
 from resume_adapters.errors import UnsupportedSetting
 from resume_adapters.lightning import ResumeCallback, ResumeCheckpointIO
-from waiting import LIMIT
 
 import contract
 
@@ -95,38 +93,21 @@ def test_killed_within_a_file_whose_tmpdir_is_on_another_file_system(
     assert contract.resumed_equals_uninterrupted(bench, tmp_path, config, reference(config)) == 5
 
 
-# ---- Disks that the ranks do not share
+# ---- Disks that the nodes do not share
 
 
-def own_disks() -> bool:
-    """Return whether this machine lets a process have mounts of its own."""
-    return shutil.which("unshare") is not None and subprocess.run(["unshare", "-m", "true"]).returncode == 0
-
-
-needs_own_disks = pytest.mark.skipif(not own_disks(), reason="mount namespaces need more rights than there are here")
-
-
-@needs_own_disks
-def test_ranks_that_share_no_directory_all_fail_at_the_first_save(bench: contract.Bench, tmp_path: Path) -> None:
-    """Bare Lightning trains on, and hangs at the next launch."""
-    outcome = bench.start(tmp_path, {"own_disk": True}, ranks=2).wait(survivors=LIMIT)
-    assert outcome.statuses == (1, 1), outcome.output[-6000:]
-    assert "rank 1 does not see epoch=0-step=5.ckpt" in outcome.output
-    assert contract.committed(tmp_path / "disk.0") == contract.committed(tmp_path / "disk.1") == {}
-
-
-@needs_own_disks
-def test_ranks_that_see_different_checkpoints_agree_on_one(
+@contract.needs_own_disks
+def test_nodes_that_see_different_checkpoints_agree_on_one(
     bench: contract.Bench, reference: Any, tmp_path: Path
 ) -> None:
     """The newest that all of them have. Bare Lightning resumes each rank from its own, and hangs."""
     assert bench.run(tmp_path, {"kill": {**KILL, "step": 12}}, ranks=2).killed
-    for rank in range(2):
-        shutil.copytree(tmp_path / "out", tmp_path / f"disk.{rank}", symlinks=True)
+    for node in range(2):
+        shutil.copytree(tmp_path / "out", tmp_path / f"disk.{node}", symlinks=True)
     newest = tmp_path / "disk.1" / "epoch=1-step=10.ckpt"
     newest.unlink()
     shutil.rmtree(f"{newest}.resume")
-    outcome = bench.start(tmp_path, {"own_disk": True}, ranks=2).wait()
+    outcome = bench.start(tmp_path, {"own_disk": True}, ranks=2, nodes=2).wait()
     assert "rank 1: is not there" in outcome.output
     trace = contract.read_trace(tmp_path, 2)
     assert trace.first_step == 5

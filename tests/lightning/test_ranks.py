@@ -99,3 +99,17 @@ def test_ranks_that_log_other_metrics_save_under_the_names_of_rank_zero(bench: c
     contract.interrupted_equals_uninterrupted(bench, tmp_path / "killed", config, ours, kills, ranks=2)
     names_of_ranks = [final["best"][0][0] for final in (*ours.final, bare.final[0]) if final is not None]
     assert len(names_of_ranks) == 3 and len(set(names_of_ranks)) == 1
+
+
+OWN_DISKS: dict[str, tuple[int, dict[str, Any]]] = {
+    "map": (2, {}),
+}
+
+
+@contract.needs_own_disks
+@pytest.mark.parametrize("case", often(OWN_DISKS, "map"))
+def test_nodes_with_disks_of_their_own_resume_from_what_both_have(
+    case: str, bench: contract.Bench, reference: Any, tmp_path: Path
+) -> None:
+    ranks, config = OWN_DISKS[case]
+    contract.nodes_with_own_disks_resume(bench, tmp_path, config, reference(config, ranks), MIDDLE, ranks=ranks)

@@ -225,3 +225,20 @@ def test_a_hundred_runs_of_one_loop_leave_nothing(bench: contract.Bench, tmp_pat
 @pytest.mark.thorough
 def test_the_files_are_those_of_the_bare_save(bench: contract.Bench, reference: Any) -> None:
     contract.staged_equals_bare(bench, reference, {**COPIED, "save_every": 2})
+
+
+OWN_DISKS: dict[str, tuple[int, dict[str, Any]]] = {
+    "apart": (2, {"samples": 100, "augment": True, "ema": True, "apart": True, "wrap": False, "save_every": 4}),
+    "two-ranks-each": (4, {"samples": 200, "save_every": 4}),
+}
+
+
+@contract.needs_own_disks
+@pytest.mark.parametrize("case", often(OWN_DISKS, "apart"))
+def test_nodes_with_disks_of_their_own_resume_from_what_both_have(
+    case: str, bench: contract.Bench, reference: Any, tmp_path: Path
+) -> None:
+    ranks, config = OWN_DISKS[case]
+    contract.nodes_with_own_disks_resume(
+        bench, tmp_path, config, reference(config, ranks), {**KILL, "rank": 1}, ranks=ranks
+    )

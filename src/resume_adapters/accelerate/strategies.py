@@ -315,7 +315,7 @@ def require_supported(accelerator: Any) -> None:
         "would write the files of all (make the Accelerator before the process group, or with cpu=True)": (
             world_size != accelerator.num_processes
         ),
-        "save_on_each_node=True scatters a checkpoint over nodes": (
+        "save_on_each_node=True is needless, also on disks of the nodes": (
             several and accelerator.project_configuration.save_on_each_node
         ),
         "even_batches=False gives the ranks different numbers of steps, and they save and stop together": (

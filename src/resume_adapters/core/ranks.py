@@ -8,6 +8,7 @@ destructor can deadlock on the interpreter lock when it joins gloo's thread.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar, cast
@@ -17,12 +18,22 @@ from resume_adapters.errors import PeerFailed, ResumeError
 
 T = TypeVar("T")
 
+_LOCAL_RANK = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "PMI_LOCAL_RANK")
+"""Where launchers say which process of its node one is. Lightning says it of all but the first."""
+
 
 class Ranks(Protocol):
-    """The processes of one run."""
+    """The processes of one run.
+
+    Attributes:
+        rank: the number of this process.
+        world_size: the number of processes.
+        local_rank: the number of this process among those of its node.
+    """
 
     rank: int
     world_size: int
+    local_rank: int
 
     def gather(self, value: T) -> list[T]:
         """Return every rank's value, in rank order, on every rank."""
@@ -52,6 +63,7 @@ class SingleProcess:
 
     rank = 0
     world_size = 1
+    local_rank = 0
 
     def gather(self, value: T) -> list[T]:
         return [value]
@@ -89,6 +101,7 @@ class DistributedRanks:
         self._members = list(range(dist.get_world_size()) if members is None else members)
         self.rank = self._members.index(dist.get_rank()) if dist.get_rank() in self._members else -1
         self.world_size = len(self._members)
+        self.local_rank = int(next(filter(None, map(os.environ.get, _LOCAL_RANK)), 0))
         # Beside a group that is bound to a device torch asks this one for it, and gloo names none but the CPU and CUDA.
         backend = "gloo" if (kind := devices.kind()) is None else f"cpu:gloo,{kind}:gloo"
         self.group: Any = dist.new_group(self._members, timeout=timeout, backend=backend)

@@ -91,5 +91,5 @@ class ResumeHooks(ResumableLoop):
         )
         each_epoch = options.cadence() is None
         framework = DeepSpeedFramework(engine)
-        run = new_run(directory, framework, options, latest="file", local_rank=framework.local_rank)
+        run = new_run(directory, framework, options, latest="file", is_node_local=framework.is_node_local)
         super().__init__(framework, run, options, each_epoch=each_epoch)

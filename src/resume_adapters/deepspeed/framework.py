@@ -52,10 +52,9 @@ class DeepSpeedFramework(LoopFramework):
             accumulates_across_epochs=True,
             invariants=self._state.invariants,
         )
-        is_node_local = engine.use_node_local_storage()
-        self.local_rank = int(engine.local_rank) if is_node_local else None
+        self.is_node_local = bool(engine.use_node_local_storage())
         self.foreign = files.ForeignCheckpoints(
-            engine.world_size, self._state.stage, engine.global_rank if is_node_local else None
+            engine.world_size, self._state.stage, engine.global_rank if self.is_node_local else None
         )
         self.trackers = Trackers(self._writers)
         self._replaced = contextlib.ExitStack()

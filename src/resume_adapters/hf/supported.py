@@ -27,7 +27,8 @@ def require_supported(trainer: Any, cadence: Cadence | None) -> None:
             args.ignore_data_skip
         ),
         "auto_find_batch_size=True changes the batches on the way": args.auto_find_batch_size,
-        "save_on_each_node=True scatters a checkpoint over nodes": args.save_on_each_node and args.world_size > 1,
+        "save_on_each_node=True is needless, also on disks of the nodes": args.save_on_each_node
+        and args.world_size > 1,
         "enable_jit_checkpoint=True saves between steps and ends as if finished; the callback's own stop replaces it": (
             getattr(args, "enable_jit_checkpoint", False)
         ),

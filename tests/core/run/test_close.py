@@ -39,7 +39,7 @@ def test_a_run_is_opened_and_closed_a_hundred_times_and_nothing_is_left(tmp_path
 def test_so_it_is_on_two_ranks(server: Server, tmp_path: Path, own: bool) -> None:
     """They share a run directory, or are two nodes that have their own."""
     words = ["reopen", str(tmp_path / "run"), json.dumps(own), "8"]  # each time makes process groups, which is slow
-    server.start(JOB, words, tmp_path, 2, {}).wait().require_success()
+    server.start(JOB, words, tmp_path, 2, {}, nodes=2).wait().require_success()
     for rank in range(2):
         assert json.loads((tmp_path / f"result.{rank}").read_text()) == {"left": {}}
 

@@ -156,7 +156,7 @@ def test_all_ranks_halt_alike_though_one_knows_of_the_walltime(server: Server, t
     """They share a run directory, or are two nodes that have their own, of which the second's journal is gone."""
     for launch in range(2):
         words = ["run_short", str(tmp_path / "run"), json.dumps(own)]
-        server.start(JOB, words, tmp_path, 2, {}).wait().require_success()
+        server.start(JOB, words, tmp_path, 2, {}, nodes=2).wait().require_success()
         results = [json.loads((tmp_path / f"result.{rank}").read_text()) for rank in range(2)]
         assert results[0] == results[1]
         assert results[0]["left"] == ("Halted" if launch else "Stopped")

@@ -6,6 +6,7 @@ The nodes are threads of this process, so that each operation of each can be the
 from __future__ import annotations
 
 import errno
+import functools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from resume_adapters.core.checkpoint.manifest import decode_manifest
 from resume_adapters.core.ranks import SINGLE_PROCESS, DistributedRanks
 from resume_adapters.core.run_directory.control import Fencing
 from resume_adapters.core.run_directory.status import RunState
+from resume_adapters.core.state.stateful import StaticState
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import (
     CheckpointsExist,
@@ -35,7 +37,7 @@ from selection import often
 import faults
 import miniature
 from faults import Crash
-from miniature import Miniature, MiniatureContent, new_run
+from miniature import GivenContent, Miniature, MiniatureContent, new_run
 from plain_torch import Still
 from rank_threads import NODES, Mortal, on_nodes
 
@@ -73,22 +75,23 @@ def three(tmp_path: Path) -> Path:
     return directory
 
 
-def test_each_node_holds_the_files_of_its_ranks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_node_local", [False, True])
+def test_each_node_holds_the_files_of_all_ranks_or_of_its_own(tmp_path: Path, is_node_local: bool) -> None:
     """On two nodes of two ranks each: every file is answered for once, by a rank of its node."""
     directory = tmp_path / "run"
-    assert on_nodes(committing(directory, *THREE, keep=KeepLast(2)), ranks=4) == [(0, "")] * 4
+    work = committing(directory, *THREE, keep=KeepLast(2), is_node_local=is_node_local)
+    assert on_nodes(work, ranks=4) == [(0, "")] * 4
     assert left(directory) == [{"checkpoint-20": 20, "checkpoint-30": 30}] * NODES
     for node, ranks in enumerate(((0, 1), (2, 3))):
         found = decode_manifest(
             (directory / f"node-{node}" / "checkpoint-30" / "resume" / "manifest.json").read_bytes()
         )
-        assert found.ranks == ranks
-        assert [(entry.path, entry.rank) for entry in found.files] == [
+        assert found.ranks == (ranks if is_node_local else None)
+        assert sorted((entry.path, entry.rank) for entry in found.files) == [
             ("model.bin", ranks[0]),
             ("resume/ema.json", ranks[0]),
             ("resume/ema.safetensors", ranks[0]),
-            (f"resume/rank-{ranks[0]:05d}.json", ranks[0]),
-            (f"resume/rank-{ranks[1]:05d}.json", ranks[1]),
+            *((f"resume/rank-{each:05d}.json", ranks[each % 2]) for each in (ranks if is_node_local else range(4))),
         ]
         assert not miniature.leftovers(directory / f"node-{node}")
     assert on_nodes(committing(directory), ranks=4) == [(30, "thirty")] * 4
@@ -141,25 +144,27 @@ SCENARIOS: dict[str, tuple[list[tuple[int, str]], set[tuple[int, str]]]] = {
 }
 
 
+@pytest.mark.parametrize("is_node_local", [False, pytest.param(True, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("killed", range(NODES))
 @pytest.mark.parametrize("scenario", often(SCENARIOS, "save again"))  # which saves and prunes too
 def test_a_kill_of_a_node_before_any_operation_resumes_all_from_one_save(
-    three: Path, tmp_path: Path, scenario: str, killed: int
+    three: Path, tmp_path: Path, scenario: str, killed: int, is_node_local: bool
 ) -> None:
     """Every other operation of one node, and the others of the other."""
     saves, allowed = SCENARIOS[scenario]
+    saving = functools.partial(committing, is_node_local=is_node_local, keep=KeepLast(1))
     counting = [Mortal() for _ in range(NODES)]
     shutil.copytree(three, tmp_path / "counted", symlinks=True)
-    on_nodes(committing(tmp_path / "counted", *saves, keep=KeepLast(1)), counting)
+    on_nodes(saving(tmp_path / "counted", *saves), counting)
     resumed = set()
     for at in range(killed, len(counting[killed].operations), NODES):
         directory = tmp_path / str(at)
         shutil.copytree(three, directory, symlinks=True)
         disks = [Mortal(at if node == killed else None) for node in range(NODES)]
-        ends = on_nodes(committing(directory, *saves, keep=KeepLast(1)), disks)
+        ends = on_nodes(saving(directory, *saves), disks)
         assert isinstance(ends[killed], Crash)
         where = f"stopped before {disks[killed].operations[-1]}, operation {at}"
-        found = on_nodes(committing(directory, (50, "fifty"), keep=KeepLast(1)))
+        found = on_nodes(saving(directory, (50, "fifty")))
         assert found[0] == found[1] and found[0] in allowed, f"{where}: {found}"
         resumed.add(found[0])
         assert left(directory) == [{"checkpoint-50": 50}] * NODES, where
@@ -273,8 +278,16 @@ def test_what_is_not_whole_on_every_node_takes_no_place_in_a_policy(three: Path)
 # ---- Refusals
 
 
-def test_a_part_of_a_checkpoint_is_taken_by_the_ranks_whose_it_is(three: Path) -> None:
+def test_where_each_node_has_all_files_the_nodes_may_change_places(three: Path) -> None:
+    """Or the run goes on in one directory."""
+    assert on_nodes(lambda rank, options: Miniature(disk(three, 1 - rank), **options).text) == ["thirty"] * NODES
+    assert on_nodes(lambda rank, options: Miniature(disk(three, 0), **options).text) == ["thirty"] * NODES
+
+
+def test_a_part_of_a_checkpoint_is_taken_by_the_ranks_whose_it_is(tmp_path: Path) -> None:
     """Not where the nodes have changed places, nor by more ranks or fewer. The running run is not disturbed."""
+    three = tmp_path / "three"
+    on_nodes(committing(three, *THREE, is_node_local=True))
     swapped = on_nodes(lambda rank, options: Miniature(disk(three, 1 - rank), **options))
     more = on_nodes(committing(three), ranks=2 * NODES)
     for refused in (swapped, more):
@@ -288,7 +301,7 @@ def test_a_part_of_a_checkpoint_is_taken_by_the_ranks_whose_it_is(three: Path) -
 
 def test_a_directory_that_is_not_one_nodes_is_refused(tmp_path: Path) -> None:
     """Nodes share it, or the ranks of a node do not."""
-    shared = on_nodes(lambda rank, options: Miniature(tmp_path / "shared", **options))
+    shared = on_nodes(lambda rank, options: Miniature(tmp_path / "shared", **options, is_node_local=True))
     apart = on_nodes(lambda rank, options: Miniature(tmp_path / str(rank), **options), ranks=4)
     for refused, seen in ((shared, "the ranks 0, 1 see it"), (apart, "the ranks 1 see it")):
         assert [type(each) for each in refused] == [UnsupportedSetting] * len(refused)
@@ -302,7 +315,7 @@ def test_of_one_node_the_directory_holds_all(tmp_path: Path, of: str) -> None:
     if of == "a group":
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        job = Miniature(tmp_path, ranks=DistributedRanks() if of == "a group" else SINGLE_PROCESS, local_rank=0)
+        job = Miniature(tmp_path, ranks=DistributedRanks() if of == "a group" else SINGLE_PROCESS, is_node_local=True)
         job.commit(10, "ten")
         assert (job.run.storage_group.is_leader, job.run.storage_group.is_partial) == (True, False)
         assert job.run.storage_group.leaders.gather("led here") == ["led here"]
@@ -324,7 +337,7 @@ def test_each_node_keeps_the_files_of_its_ranks_in_its_memory(tmp_path: Path) ->
 
     def work(rank: int, own: dict[str, Any]) -> tuple[int, str]:
         memory = disk(directory, rank, 4) / "memory"
-        if own["local_rank"] == 0:
+        if own["ranks"].local_rank == 0:
             memory.mkdir(parents=True, exist_ok=True)
         own["ranks"].barrier()
         job = Miniature(disk(directory, rank, 4) / "disk", **own, mirror=[Memory(directory=str(memory), save_every=1)])
@@ -347,7 +360,7 @@ def test_nodes_that_share_a_run_directory_copy_what_is_committed_to_their_memori
     def work(rank: int, own: dict[str, Any], save_every: int | None = None) -> int:
         memory = tmp_path / f"memory-{rank}"
         memory.mkdir(exist_ok=True)
-        options = {**own, "local_rank": None, "mirror": [Memory(directory=str(memory), save_every=save_every)]}
+        options = {**own, "mirror": [Memory(directory=str(memory), save_every=save_every)]}
         job = Miniature(tmp_path / "run", **options)
         job.run.begin(job.step, 0.0)
         job.commit(job.step + 10)
@@ -361,3 +374,28 @@ def test_nodes_that_share_a_run_directory_copy_what_is_committed_to_their_memori
     assert on_nodes(work) == [0] * NODES
     assert on_nodes(work) == [10] * NODES
     assert on_nodes(lambda rank, own: work(rank, own, save_every=1)) == [20] * NODES
+
+
+@pytest.mark.parametrize("disks", ["shared", "own"])
+def test_what_differs_between_ranks_of_several_nodes_comes_back_to_each(tmp_path: Path, disks: str) -> None:
+    """In the memory of the nodes, and where each has a run directory: each node has the files of all ranks."""
+
+    def work(rank: int, own: dict[str, Any]) -> list[Any]:
+        node = tmp_path / f"node-{rank}"
+        (node / "memory").mkdir(parents=True, exist_ok=True)
+        own["ranks"].barrier()
+        options = {**own, "mirror": [Memory(directory=str(node / "memory"), save_every=1)]}
+        run = new_run((node if disks == "own" else tmp_path) / "run", **options)
+        resumed = run.open().checkpoint
+        if resumed is not None:
+            return [run.reader(resumed).part(name) for name in ("same", "other")]
+        parts = {"same": StaticState({"of": 7}), "other": StaticState({"of": rank})}
+        content = GivenContent(lambda path: path.joinpath("a").write_text("a") if rank == 0 else None, parts)
+        run.begin(0, 0.0)
+        run.saver.save("checkpoint-1", 1, content)
+        run.saver.save_to_memory("checkpoint-2", 2, content)
+        run.close()
+        return []
+
+    assert on_nodes(work) == [[], []]
+    assert on_nodes(work) == [[{"of": 7}, {"of": rank}] for rank in range(NODES)]

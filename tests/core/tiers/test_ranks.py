@@ -13,20 +13,20 @@ from launch import Server
 JOB = Path(__file__).parents[1] / "job.py"
 
 
-@pytest.mark.parametrize("own", [False, True], ids=["shared", "node-local"])
-def test_ranks_resume_from_the_mirror(tmp_path: Path, server: Server, own: bool) -> None:
+@pytest.mark.parametrize("own", [False, True, "local"], ids=["shared", "whole", "node-local"])
+def test_ranks_resume_from_the_mirror(tmp_path: Path, server: Server, own: bool | str) -> None:
     """With a directory for each node, only one of them is lost."""
     words = ["mirror", str(tmp_path / "run"), json.dumps(own), f"file://{tmp_path}/bucket"]
-    server.start(JOB, words, tmp_path, 2, {}).wait().require_success()
+    server.start(JOB, words, tmp_path, 2, {}, nodes=2).wait().require_success()
     found = [json.loads((tmp_path / f"result.{rank}").read_text()) for rank in range(2)]
     expected = {"step": 2, "text": "state at 2", "mirrored": [2], "generation": 2}
     assert found == [expected, expected]
-    assert (tmp_path / "bucket" / "ranks-00001").exists() == own
+    assert (tmp_path / "bucket" / "ranks-00001").exists() == bool(own)
 
 
 def test_a_node_whose_own_part_is_damaged_gets_it_from_the_mirror(tmp_path: Path, server: Server) -> None:
-    words = ["mirror", str(tmp_path / "run"), json.dumps(True), f"file://{tmp_path}/bucket", "damage"]
-    server.start(JOB, words, tmp_path, 2, {}).wait().require_success()
+    words = ["mirror", str(tmp_path / "run"), json.dumps("local"), f"file://{tmp_path}/bucket", "damage"]
+    server.start(JOB, words, tmp_path, 2, {}, nodes=2).wait().require_success()
     found = [json.loads((tmp_path / f"result.{rank}").read_text()) for rank in range(2)]
     expected = {"step": 2, "text": "state at 2", "mirrored": [2], "generation": 2}
     assert found == [expected, expected]
@@ -35,23 +35,27 @@ def test_a_node_whose_own_part_is_damaged_gets_it_from_the_mirror(tmp_path: Path
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("own", [False, pytest.param(True, marks=pytest.mark.long)], ids=["shared", "node-local"])
-def test_a_rank_may_take_longer_for_a_copy_than_others_wait_for_one(tmp_path: Path, server: Server, own: bool) -> None:
+@pytest.mark.parametrize("own", [False, pytest.param("local", marks=pytest.mark.long)], ids=["shared", "node-local"])
+def test_a_rank_may_take_longer_for_a_copy_than_others_wait_for_one(
+    tmp_path: Path, server: Server, own: bool | str
+) -> None:
     """In most trainings one rank writes all large files, so it copies and fetches them too; the others have to wait."""
     words = ["copy_slowly", str(tmp_path / "run"), json.dumps(own), f"file://{tmp_path}/bucket"]
-    server.start(JOB, words, tmp_path, 2, {}).wait().require_success()
+    server.start(JOB, words, tmp_path, 2, {}, nodes=2).wait().require_success()
     found = [json.loads((tmp_path / f"result.{rank}").read_text()) for rank in range(2)]
     expected = {"step": 2, "text": "state at 2", "mirrored": [2], "generation": 2}
     assert found == [expected, expected]
 
 
 @pytest.mark.parametrize(
-    ("own", "nodes"), [(False, 2), (True, 2), (False, 1)], ids=["shared", "node-local", "one node"]
+    ("own", "nodes"),
+    [(False, 2), (True, 2), ("local", 2), (False, 1)],
+    ids=["shared", "whole", "node-local", "one node"],
 )
-def test_nodes_resume_from_their_memories(tmp_path: Path, server: Server, own: bool, nodes: int) -> None:
+def test_nodes_resume_from_their_memories(tmp_path: Path, server: Server, own: bool | str, nodes: int) -> None:
     """Where they share the run directory, each node has a whole save in its memory."""
     words = ["remember", str(tmp_path), json.dumps(own), str(nodes)]
-    server.start(JOB, words, tmp_path, 2, {}).wait().require_success()
+    server.start(JOB, words, tmp_path, 2, {}, nodes=2).wait().require_success()
     found = [json.loads((tmp_path / f"result.{rank}").read_text()) for rank in range(2)]
     assert found[0] == found[1]
     steps = found[0]["in_memory"]
@@ -63,7 +67,7 @@ def test_nodes_resume_from_their_memories(tmp_path: Path, server: Server, own: b
 @pytest.mark.parametrize("when", ["begin", "end"])
 def test_a_memory_that_the_leader_of_a_node_cannot_tidy_ends_no_run(tmp_path: Path, server: Server, when: str) -> None:
     """The other ranks learn of it: all go on without the memory, or leave what is there."""
-    output = server.start(JOB, ["tidy", str(tmp_path), when], tmp_path, 2, {}).wait().require_success().output
+    output = server.start(JOB, ["tidy", str(tmp_path), when], tmp_path, 2, {}, nodes=2).wait().require_success().output
     for rank in range(2):
         found = json.loads((tmp_path / f"result.{rank}").read_text())
         assert found["step"] == 1 and found["held"] == (when == "end")
@@ -73,14 +77,14 @@ def test_a_memory_that_the_leader_of_a_node_cannot_tidy_ends_no_run(tmp_path: Pa
 
 
 def test_of_a_later_start_that_one_rank_finds_in_memory_all_learn(tmp_path: Path, server: Server) -> None:
-    server.start(JOB, ["fence_memory", str(tmp_path)], tmp_path, 2, {}).wait().require_success()
+    server.start(JOB, ["fence_memory", str(tmp_path)], tmp_path, 2, {}, nodes=2).wait().require_success()
     for rank in range(2):
         assert json.loads((tmp_path / f"result.{rank}").read_text())["errors"] == ["FencedOff", "PeerFailed"]
 
 
 def test_of_a_mirror_that_one_rank_cannot_open_all_learn(tmp_path: Path, server: Server) -> None:
     """The others would wait for its channel."""
-    server.start(JOB, ["lack", str(tmp_path)], tmp_path, 2, {}).wait().require_success()
+    server.start(JOB, ["lack", str(tmp_path)], tmp_path, 2, {}, nodes=2).wait().require_success()
     found = [json.loads((tmp_path / f"result.{rank}").read_text()) for rank in range(2)]
     assert [each["error"] for each in found] == ["PeerFailed", "MissingFramework"]
     assert "rank 1 could not open the mirrors" in found[0]["message"]

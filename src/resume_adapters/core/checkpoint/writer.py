@@ -88,7 +88,6 @@ def write_checkpoint(
     content: CheckpointContent,
     clock: Callable[[], float],
     copying: Callable[[Path], AbstractContextManager[Any]] | None = None,
-    share: Callable[[PendingCheckpoint], object] = bool,
 ) -> WrittenCheckpoint:
     """Begin and write a checkpoint; every rank calls it. It gets its name, unless a rank still has files to write.
 
@@ -98,7 +97,6 @@ def write_checkpoint(
         clock: returns seconds since 1970.
         copying: returns the context in which the framework writes into a path, and which has what is copied of that;
             ``None``: the framework writes its files.
-        share: called when all ranks have written, before the checkpoint has its name.
 
     Raises:
         SaveFailed: this rank could not write; nothing is committed.
@@ -126,11 +124,13 @@ def write_checkpoint(
     def write_parts() -> None:
         if group.is_leader:
             pending.fence()
-        mine, of_leader = written[rank][0], written[group.leader][0]
+        # What one rank writes for all of them: in this directory, or in that of each node.
+        writer = 0 if group.shares else group.leader
+        mine, of_writer = written[rank][0], written[writer][0]
         for name, encoded in parts.items():
-            if rank == group.leader:
+            if rank == writer:
                 write_part(pending.write_file, pending.directory, name, *encoded)
-            elif mine[name] != of_leader.get(name):
+            elif mine[name] != of_writer.get(name):
                 write_part(pending.write_file, pending.directory, rank_file(name, rank), *encoded)
 
     def find() -> None:
@@ -156,27 +156,16 @@ def write_checkpoint(
     pending.write(pending.require_visible)
     written = pending.write(write_alone)
     pending.write(write_parts)
-    share(pending)
+    if group.shares:
+        pending.write(functools.partial(_share, pending))
     if not any(is_copied for *_, is_copied in written):
         pending.reveal()
     pending.write(find)
     return found
 
 
-def share_files(pending: PendingCheckpoint) -> None:
-    """Send every node the files that any rank has written. Every rank calls it, before :meth:`reveal`.
-
-    What several nodes have under one name stays as it is on each of them.
-
-    Raises:
-        SaveFailed: a file could not be read or written here.
-        PeerFailed: one could not on another rank.
-    """
-    if pending.storage_group.is_partial:
-        pending.write(functools.partial(_share, pending))
-
-
 def _share(pending: PendingCheckpoint) -> None:
+    """Send every node the files that any rank has written; what several have under one name stays as it is."""
     if not pending.storage_group.is_leader:
         return
     storage, channel = pending.storage, pending.storage_group.leaders

@@ -131,8 +131,8 @@ class RunOptions:
         latest: how ``latest`` names the newest checkpoint, so that the bare framework understands it.
         placeholder: name of an empty checkpoint that stands in the run directory until one is committed; ``None`` where
             the framework's scripts need none.
-        local_rank: this rank on its node, if each node has its own run directory on a disk that others do not see;
-            ``None`` if all ranks share one.
+        is_node_local: the framework was told that each node has a run directory of its own: it writes there what the
+            ranks of that node read. Else each of such directories gets the files of all ranks.
         mirror: where committed checkpoints are copied to, beyond the run directory.
         weights: where the framework's checkpoints hold the weights; ``None`` where these cannot be kept alone.
 
@@ -151,7 +151,7 @@ class RunOptions:
     foreign: ForeignDetector = NoForeign()  # noqa: RUF009
     latest: Pointer = "link"
     placeholder: str | None = None
-    local_rank: int | None = None
+    is_node_local: bool = False
     mirror: Sequence[Mirror] = ()
     weights: WeightsFiles | None = None
 

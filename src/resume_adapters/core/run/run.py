@@ -151,7 +151,7 @@ class ResumableRun:
             NoValidCheckpoint: there are checkpoints, and none is valid.
             CheckpointsExist: ``resume="scratch"`` and there are committed checkpoints.
             StateMismatch: a node has a part of the checkpoint that its ranks did not save.
-            UnsupportedSetting: ``local_rank`` is set, and nodes share the run directory.
+            UnsupportedSetting: the ranks of a node do not share the run directory, or nodes do in spite of a setting.
         """
         attempt = running_attempt()
         takeover = Takeover(self.context, self._publisher, self._attempt_checkpoint, withdraws_stop=not self._goes_on)
@@ -162,6 +162,8 @@ class ResumableRun:
             self.close()
             raise
         self.context.own(takeover.storage_group, takeover.generation)
+        if self.storage_group.shares:
+            self.saver.staging.switch_off("only what is written is sent to the other nodes")
         self.previous, self.wasted, self.resumed = takeover.previous, takeover.wasted, choice.checkpoint
         self._attempt_checkpoint = takeover.attempt_checkpoint
         if self._attempt_checkpoint is not None and attempt is not None:

@@ -14,7 +14,7 @@ from resume_adapters.core.checkpoint.checkpoint import Checkpoint
 from resume_adapters.core.checkpoint.commit import PendingCheckpoint
 from resume_adapters.core.checkpoint.layout import LONGEST_NAME
 from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest, describe_cursor
-from resume_adapters.core.checkpoint.writer import CheckpointContent, share_files, write_checkpoint
+from resume_adapters.core.checkpoint.writer import CheckpointContent, write_checkpoint
 from resume_adapters.core.choices import OnSaveError
 from resume_adapters.core.log import logger
 from resume_adapters.core.ranks import Ranks
@@ -224,23 +224,18 @@ class Saver:
         began: float,
         *,
         is_last: bool = False,
-        share: bool = False,
     ) -> SaveRequest:
-        """Write a checkpoint, or copy it, and return what is still to be done for it.
-
-        With ``share``, each group of ranks that share a directory gets the files of all, which are written at once.
-        """
+        """Write a checkpoint, or copy it, and return what is still to be done for it."""
         try:
-            # Nothing is trained on behind the last save.
-            copies = None if is_last or share else self.staging.copying
-            written = write_checkpoint(pending, content, self._context.clock, copies, share_files if share else bool)
+            # Nothing is trained on behind the last save, and what is sent to other nodes must be written.
+            copies = None if is_last or pending.storage_group.shares else self.staging.copying
+            written = write_checkpoint(pending, content, self._context.clock, copies)
         except BaseException:  # also of a rank that is led out of an attempt
             pending.release()
             raise
         finally:
             copied = self.staging.end_save()
-        group = self._context.storage_group
-        part = group.members if group.is_partial else None
+        part = self._context.storage_group.part
         manifest = functools.partial(self._manifest, step=pending.step, ranks=part, **written.facts)
         return SaveRequest(pending, written, manifest, began, copied)
 
@@ -278,7 +273,7 @@ class Saver:
         if memory.make_room(ranks, self._last_manifest):
             pending = memory.pending(ranks, name, step, is_file=is_file)
             try:
-                request = self._written(pending, content, began, share=memory.group.is_partial)
+                request = self._written(pending, content, began)
                 self.engine.submit_to_memory(memory, request)
                 is_written = True
             except ResumeError as error:
@@ -296,7 +291,7 @@ class Saver:
             publish: completes it, on the leader of each group.
         """
         try:
-            written = write_checkpoint(pending, content, self._context.clock, share=share_files)
+            written = write_checkpoint(pending, content, self._context.clock)
             written.complete()
             describe = functools.partial(self._manifest, step=pending.step, **written.facts)
             manifest = pending.commit(pending.ranks, written.files, describe)

@@ -97,9 +97,8 @@ class Takeover:
     def choose(self, require_usable: Callable[[Checkpoint], object]) -> ResumeChoice:
         """Take the directory over, and return the checkpoint to resume from; see :meth:`ResumableRun.open`."""
         self._require_usable = require_usable
-        local_rank = self.context.options.local_rank
-        if local_rank is not None:
-            self.storage_group = discover_groups(self.storage, self.ranks, self.directory, local_rank)
+        is_node_local = self.context.options.is_node_local
+        self.storage_group = discover_groups(self.storage, self.ranks, self.directory, is_node_local=is_node_local)
         self.mirrors.connect(self.ranks, self.storage_group, self.control.fencing.token)
         self._on_leaders(self._prepare, "use the run directory")
         if self.memory_tier is not None:

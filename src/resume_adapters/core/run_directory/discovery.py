@@ -9,36 +9,48 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from resume_adapters.core.checkpoint.layout import CONTROL
 from resume_adapters.core.checkpoint.remove import REMOVED
+from resume_adapters.core.log import logger
 from resume_adapters.core.ranks import Ranks, run_on_all_ranks
 from resume_adapters.core.run_directory.upkeep import usable
 from resume_adapters.core.storage.base import Storage, write_atomically
-from resume_adapters.core.storage.groups import StorageGroup, shared_by_some
+from resume_adapters.core.storage.groups import StorageGroup, shared_by_all, shared_by_some
 from resume_adapters.errors import UnsupportedSetting
 
+T = TypeVar("T")
 
-def discover_groups(storage: Storage, ranks: Ranks, directory: Path, local_rank: int) -> StorageGroup:
-    """Return the ranks that share the run directory of this rank, where each node has its own. Every rank calls it.
 
-    Each rank writes a probe file, and looks which probes it sees; what the launcher says about nodes is not used.
+def discover_groups(storage: Storage, ranks: Ranks, directory: Path, *, is_node_local: bool) -> StorageGroup:
+    """Return the ranks that share the run directory of this rank: all, or those of its node. Every rank calls it.
+
+    Each rank writes a probe file, and looks which probes it sees.
 
     Args:
         storage: the file operations.
         ranks: the ranks of the run.
         directory: the run directory; created if it is missing.
-        local_rank: this rank on its node.
+        is_node_local: see :class:`~resume_adapters.core.run.context.RunOptions`.
 
     Raises:
         RunDirectoryUnusable: the directory cannot be written.
-        UnsupportedSetting: nodes share it, or the ranks of one node do not.
+        UnsupportedSetting: the ranks of one node do not share it; or nodes do, and the framework was told otherwise.
     """
-    seen = ranks_by_directory(storage, ranks, directory)
-    _require_nodes(directory, seen, ranks.gather(local_rank))
-    return shared_by_some(ranks, seen)
+    if ranks.world_size == 1:
+        return shared_by_all(ranks)
+    seen, local_ranks = ranks_by_directory(storage, ranks, directory), ranks.gather(ranks.local_rank)
+    are_together = all(len(members) == ranks.world_size for members in seen)
+    if not are_together or is_node_local:
+        _require_nodes(directory, seen, local_ranks)
+    if are_together:
+        return shared_by_all(ranks)
+    if ranks.rank == 0:
+        logger.info("each node has a run directory of its own: %s is not on storage that they share.", directory)
+    return shared_by_some(ranks, seen, shares=not is_node_local)
 
 
 def ranks_by_directory(storage: Storage, ranks: Ranks, directory: Path) -> list[tuple[int, ...]]:
@@ -47,27 +59,36 @@ def ranks_by_directory(storage: Storage, ranks: Ranks, directory: Path) -> list[
     Raises:
         RunDirectoryUnusable: the directory cannot be written.
     """
+    if all(_probe(storage, ranks, directory, of=[0])):  # one file, however many ranks there are
+        return [tuple(range(ranks.world_size))] * ranks.world_size
+    return _probe(storage, ranks, directory, of=range(ranks.world_size))
+
+
+def _probe(storage: Storage, ranks: Ranks, directory: Path, of: Sequence[int]) -> list[tuple[int, ...]]:
+    """Return for each rank those of some ranks whose files in the directory it sees."""
     token = ranks.gather(uuid.uuid4().hex)[0]
     # The next start removes what a crash leaves under such names.
-    probes = [directory / CONTROL / f"{REMOVED}{token}-probe-{rank}" for rank in range(ranks.world_size)]
-    mine = probes[ranks.rank]
+    probes = {rank: directory / CONTROL / f"{REMOVED}{token}-probe-{rank}" for rank in of}
+    mine = [probe for rank, probe in probes.items() if rank == ranks.rank]
 
     def leave() -> None:
-        with usable(directory):
-            storage.make_directory(mine.parent)
-            storage.write(mine, b"which ranks see this?\n")
+        for probe in mine:
+            storage.make_directory(probe.parent)
+            storage.write(probe, b"which ranks see this?\n")
 
     def look() -> tuple[int, ...]:
-        with usable(directory):
-            return tuple(rank for rank, probe in enumerate(probes) if storage.exists(probe))
+        return tuple(rank for rank, probe in probes.items() if storage.exists(probe))
 
     def take_away() -> None:
-        with usable(directory):
-            storage.remove_file(mine)
+        for probe in mine:
+            storage.remove_file(probe)
 
-    run_on_all_ranks(ranks, leave, f"write into {directory}")
-    seen = run_on_all_ranks(ranks, look, f"look into {directory}")
-    run_on_all_ranks(ranks, take_away, f"write into {directory}")
+    def on_all(work: Callable[[], T], doing: str) -> list[T]:
+        return run_on_all_ranks(ranks, usable(directory)(work), f"{doing} {directory}")
+
+    on_all(leave, "write into")
+    seen = on_all(look, "look into")
+    on_all(take_away, "write into")
     return seen
 
 
@@ -81,9 +102,10 @@ def _require_nodes(directory: Path, seen: Sequence[tuple[int, ...]], local_ranks
         local = [local_ranks[rank] for rank in members]
         if local.count(0) != 1 or any(seen[rank] != members for rank in members):
             raise UnsupportedSetting(
-                f"{directory} is configured as local to each node, but the ranks {_words(members)} see it, which have "
-                f"the local ranks {_words(local)}; expected the ranks of one node. Name a directory on a disk of the "
-                "node, the same for all its ranks; where nodes share it, leave out the setting that says otherwise",
+                f"{directory} belongs neither to all ranks nor to those of a node: the ranks {_words(members)} see it, "
+                f"which have the local ranks {_words(local)}. Name a directory on storage that all nodes share, or on "
+                "a disk of each node, the same for all its ranks; where nodes share it, leave out the framework's "
+                "setting that says otherwise; where the local ranks are others, let the launcher set LOCAL_RANK",
                 path=directory,
             )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -79,6 +79,13 @@ class Staging:
         self._size = 0
         self._copies_nothing = False
         self._current: CopiedSave | None = None
+
+    def switch_off(self, reason: str) -> None:
+        """Copy nothing, and say why where the user wants it."""
+        if self._options.stage == "memory":
+            self._say(f"off: {reason}")
+        self.decision = "" if self._options.stage == "off" else f"off: {reason}"
+        self._options = replace(self._options, stage="off")
 
     @contextlib.contextmanager
     def copying(self, directory: Path) -> Iterator[CopiedSave | None]:

@@ -20,11 +20,13 @@ class StorageGroup:
         rank: this rank.
         members: the ranks that share this directory, in ascending order. The first is the leader.
         leaders: the leaders of all groups of the run; only leaders may use this channel.
+        shares: the leaders send each other the files that one of them lacks, so that each directory has all of them.
     """
 
     rank: int
     members: tuple[int, ...]
     leaders: Ranks
+    shares: bool = False
 
     @property
     def leader(self) -> int:
@@ -38,8 +40,13 @@ class StorageGroup:
 
     @property
     def is_partial(self) -> bool:
-        """Whether the run has other groups, so that this directory holds only a part of each checkpoint."""
+        """Whether the run has other groups, which have directories of their own."""
         return self.leaders.world_size > 1
+
+    @property
+    def part(self) -> tuple[int, ...] | None:
+        """The ranks whose files are in this directory; ``None``: those of all."""
+        return self.members if self.is_partial and not self.shares else None
 
     def owner_in_group(self, rank: int) -> int:
         """Return the rank in this group that is responsible for a file written by ``rank``."""
@@ -50,14 +57,16 @@ class StorageGroup:
         self.leaders.close()
 
 
-def shared_by_some(ranks: Ranks, seen: Sequence[tuple[int, ...]]) -> StorageGroup:
+def shared_by_some(ranks: Ranks, seen: Sequence[tuple[int, ...]], *, shares: bool = True) -> StorageGroup:
     """Return the group of this rank, of the ranks that share a directory. Every rank calls it.
 
     Args:
         ranks: the ranks of the run.
         seen: for each rank those that share its directory.
+        shares: each directory gets the files of all ranks.
     """
-    return StorageGroup(ranks.rank, seen[ranks.rank], ranks.subset(sorted({members[0] for members in seen})))
+    leaders = ranks.subset(sorted({members[0] for members in seen}))
+    return StorageGroup(ranks.rank, seen[ranks.rank], leaders, shares)
 
 
 def shared_by_all(ranks: Ranks) -> StorageGroup:

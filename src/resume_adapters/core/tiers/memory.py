@@ -114,7 +114,9 @@ class MemoryTier:
         self.had_checkpoints = any(run_on_all_ranks(ranks, make, "use the memory", unusable))
         seen = ranks_by_directory(self._storage, ranks, self.directory) if ranks.world_size > 1 else [(0,)]
         self.group = StorageGroup(ranks.rank, seen[ranks.rank], SINGLE_PROCESS)
-        if self._settings.save_every is not None and any(ranks.gather(self.group.members != group.members)):
+        if self._settings.save_every is not None and any(
+            ranks.gather(group.shares or self.group.members != group.members)
+        ):
             # One rank writes what all of them read, so the nodes send each other what they lack.
             self.group = shared_by_some(ranks, seen)
 
