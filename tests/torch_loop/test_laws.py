@@ -234,11 +234,13 @@ OWN_DISKS: dict[str, tuple[int, dict[str, Any]]] = {
 
 
 @contract.needs_own_disks
+@pytest.mark.parametrize("empty", [False, True])
 @pytest.mark.parametrize("case", often(OWN_DISKS, "apart"))
 def test_nodes_with_disks_of_their_own_resume_from_what_both_have(
-    case: str, bench: contract.Bench, reference: Any, tmp_path: Path
+    case: str, empty: bool, bench: contract.Bench, reference: Any, tmp_path: Path
 ) -> None:
     ranks, config = OWN_DISKS[case]
+    kill = {**KILL, "rank": 1}
     contract.nodes_with_own_disks_resume(
-        bench, tmp_path, config, reference(config, ranks), {**KILL, "rank": 1}, ranks=ranks
+        bench, tmp_path, config, reference(config, ranks), kill, ranks=ranks, empty=empty
     )

@@ -215,15 +215,32 @@ def test_other_saves_of_a_step_do_not_belong_together(three: Path, tmp_path: Pat
     assert "different saves of step 30" in str(refused[0])
 
 
-def test_a_node_whose_disk_is_empty_is_no_fresh_start(three: Path) -> None:
+def test_a_node_whose_disk_is_empty_gets_what_the_others_have(three: Path, tmp_path: Path) -> None:
+    faults.flip(three / "node-0" / "checkpoint-30" / "model.bin")
     shutil.rmtree(three / "node-1")
-    refused = on_nodes(committing(three))
-    assert all(isinstance(each, NoValidCheckpoint) for each in refused)
-    assert "checkpoint-30: rank 1: is not there" in str(refused[0])
-    assert left(three)[0] == {"checkpoint-10": 10, "checkpoint-20": 20, "checkpoint-30": 30}, "nothing is moved"
     refused = on_nodes(committing(three, resume="scratch"))
     assert [type(each) for each in refused] == [CheckpointsExist] * NODES
-    assert on_nodes(committing(three, resume="scratch!")) == [(0, "")] * NODES
+    assert on_nodes(committing(three, (25, "more"))) == [(20, "twenty")] * NODES
+    first, second = (each.keys() for each in left(three))
+    assert first - second == {"checkpoint-10"} and second == {"checkpoint-20", "checkpoint-25"}
+    for each in (three / "node-1" / "checkpoint-20").rglob("*.*"):
+        original = three / "node-0" / each.relative_to(three / "node-1")
+        assert not each.is_file() or each.read_bytes() == original.read_bytes()
+    assert not miniature.leftovers(three / "node-1")
+
+
+def test_a_kill_while_an_empty_node_gets_a_checkpoint_loses_nothing(three: Path) -> None:
+    def start(*disks: Mortal) -> list[Any]:
+        shutil.rmtree(three / "node-1", ignore_errors=True)
+        return on_nodes(committing(three), disks)
+
+    counting = [Mortal() for _ in range(NODES)]
+    assert start(*counting) == [(30, "thirty")] * NODES
+    for killed, disk_of_it in enumerate(counting):
+        for at in range(killed, len(disk_of_it.operations), 3):
+            ends = start(*(Mortal(at if node == killed else None) for node in range(NODES)))
+            assert isinstance(ends[killed], Crash)
+            assert on_nodes(committing(three)) == [(30, "thirty")] * NODES, f"node {killed}, operation {at}"
 
 
 @pytest.mark.parametrize("failing", range(NODES))

@@ -8,7 +8,7 @@ over the channel that they have.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -166,18 +166,32 @@ def write_checkpoint(
 
 def _share(pending: PendingCheckpoint) -> None:
     """Send every node the files that any rank has written; what several have under one name stays as it is."""
-    if not pending.storage_group.is_leader:
-        return
-    storage, channel = pending.storage, pending.storage_group.leaders
-    held = channel.gather({path.as_posix() for path, _ in layout.files(storage, pending.place)})
+    if pending.storage_group.is_leader:
+        mine = {path.as_posix() for path, _ in layout.files(pending.storage, pending.place)}
+        send_missing(pending.storage, pending.storage_group.leaders, pending.place, mine)
+
+
+def send_missing(storage: Storage, nodes: Ranks, place: Path, mine: Set[str]) -> None:
+    """Send every node the files of a checkpoint that it lacks and another has. The leaders of all nodes call it.
+
+    Args:
+        storage: the file operations.
+        nodes: the leaders.
+        place: where the checkpoint is on this node.
+        mine: the paths in the manifest of the files that this node has.
+
+    Raises:
+        OSError: one could not be read or written, or came as something else.
+    """
+    held = nodes.gather(set(mine))
     problem: OSError | None = None
     for path in sorted(set().union(*held)):
         sender = next(node for node, files in enumerate(held) if path in files)
         if all(path in files for files in held):
             continue
-        file = layout.locate(storage, pending.place, path)
+        file = layout.locate(storage, place, path)
         try:
-            _send(storage, channel, file, sender, is_held=path in held[channel.rank])
+            _send(storage, nodes, file, sender, is_held=path in mine)
         except OSError as error:  # the others go on to the next file, too
             problem = problem or error
     if problem is not None:

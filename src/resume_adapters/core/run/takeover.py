@@ -16,7 +16,7 @@ from resume_adapters.core.checkpoint.manifest import Manifest
 from resume_adapters.core.checkpoint.remove import Fence, fenced_off, set_aside
 from resume_adapters.core.checkpoint.resolve import latest_valid, no_valid, open_checkpoint
 from resume_adapters.core.log import logger
-from resume_adapters.core.ranks import run_on_all_ranks
+from resume_adapters.core.ranks import SINGLE_PROCESS, run_on_all_ranks
 from resume_adapters.core.recovery.plan import HeldCheckpoint
 from resume_adapters.core.run.context import RunContext
 from resume_adapters.core.run_directory.discovery import discover_groups, read_identity, write_identity
@@ -28,7 +28,7 @@ from resume_adapters.core.storage.base import Stamp
 from resume_adapters.core.storage.groups import shared_by_all
 from resume_adapters.core.tiers.memory import MemoryTier
 from resume_adapters.core.tiers.mirrors import LONGEST_COPY, group_ranks
-from resume_adapters.core.tiers.resume import TierCandidates, identity_of
+from resume_adapters.core.tiers.resume import TierCandidates, bring_to_empty_nodes, identity_of
 from resume_adapters.core.tiers.tier import Tier
 from resume_adapters.errors import (
     CheckpointDamaged,
@@ -111,16 +111,20 @@ class Takeover:
         except NoValidCheckpoint as error:
             if self._committed() != before:
                 choice = self._choose()  # an earlier start pruned the checkpoint that was being checked
-            elif self._tiers:
+            elif self._tiers or self.storage_group.shares:
                 failure = error
             else:
                 raise
         self._take_over()
         if self._committed() != before:
             # An earlier start committed or pruned meanwhile. From now on it can do neither.
-            choice = self._choose()
+            choice, failure = self._choose(), None
+        if failure is not None and self.storage_group.shares:
+            choice, failure = self._from_another_node(failure)
         if self._tiers and self.attempt_checkpoint is None:
             choice = self._newest_of_all(choice, failure)
+        elif failure is not None:
+            raise failure
         tidied = self._on_leaders(lambda: self._tidy(choice), "tidy the run directory")
         _, self.wasted = tidied[0]
         # What is in memory is not moved, and each node has it in its own.
@@ -237,6 +241,23 @@ class Takeover:
             choice = ResumeChoice(self._named(Path(self.resume)), ())
         run_on_all_ranks(self.ranks, lambda: self._require_own_files(choice.checkpoint), "find its own files")
         return choice
+
+    def _from_another_node(self, failure: NoValidCheckpoint) -> tuple[ResumeChoice, NoValidCheckpoint | None]:
+        """Bring what the other nodes have to those that were replaced, and choose again."""
+        everyone, group = self.ranks.new_channel(LONGEST_COPY), self.storage_group
+        fetch = self.context.fetch(SINGLE_PROCESS, shared_by_all(SINGLE_PROCESS), self._fence)
+
+        def bring() -> bool:
+            return group.is_leader and bring_to_empty_nodes(self.catalog, group.leaders, fetch)
+
+        found = run_on_all_ranks(everyone, bring, "bring a checkpoint from another node")
+        everyone.close()
+        if not any(found):
+            return ResumeChoice(None, ()), failure
+        try:
+            return self._choose(), None
+        except NoValidCheckpoint as error:
+            return ResumeChoice(None, ()), error
 
     def _newest_of_all(self, choice: ResumeChoice, failure: NoValidCheckpoint | None) -> ResumeChoice:
         """Fetch what is newer on a tier than the choice, and choose again.

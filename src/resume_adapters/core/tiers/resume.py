@@ -1,7 +1,8 @@
 """Which checkpoint a start takes, of those in the run directory and those on the tiers: the newest that is valid.
 
 The leaders of the run directories list the tiers, and all ranks decide alike. A save of which each node has only a part
-counts where every node has its part, in its run directory or on a tier.
+counts where every node has its part, in its run directory or on a tier. Where each node has whole checkpoints on a disk
+of its own, one that was replaced has none, and gets the newest from the others.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from resume_adapters.core.checkpoint.catalog import Catalog
 from resume_adapters.core.checkpoint.checkpoint import Checkpoint
 from resume_adapters.core.checkpoint.manifest import Manifest
 from resume_adapters.core.checkpoint.validity import check_digests, read_manifest
+from resume_adapters.core.checkpoint.writer import send_missing
 from resume_adapters.core.log import logger
 from resume_adapters.core.ranks import Ranks, run_on_all_ranks
 from resume_adapters.core.run_directory.upkeep import format_bytes
 from resume_adapters.core.storage.groups import StorageGroup
-from resume_adapters.core.tiers.tier import Fetch, Identity, Tier, TierCheckpoint
+from resume_adapters.core.tiers.tier import BEGIN_A_COPY, Fetch, Identity, Tier, TierCheckpoint
 from resume_adapters.errors import CheckpointDamaged, FormatTooNew, RunDirectoryUnusable, TierUnavailable
 
 _Unusable = CheckpointDamaged | TierUnavailable
@@ -90,28 +92,15 @@ class TierCandidates:
                     problem = f"{tier.label} holds {len(tier.unreadable)} checkpoints, and no manifest can be read"
             except TierUnavailable as error:
                 problem = error.message
-        local = self._local() if self.group.is_partial else []
+        local = saves_here(self.catalog) if self.group.is_partial else {}
         return [*self._here, *local], problem
-
-    def _local(self) -> list[Identity]:
-        found = []
-        for name in self.catalog.committed():
-            with contextlib.suppress(CheckpointDamaged, FormatTooNew):
-                found.append(Identity.of(name, read_manifest(self.catalog.storage, self.catalog.directory / name)))
-        return found
 
     def _has_whole(self, identity: Identity) -> bool:
         """Return whether this node has its part, where another may lack its own.
 
         Where all ranks share one directory, it has no newer one that is valid, or it would have been chosen.
         """
-        if not self.group.is_partial or identity not in self._local():
-            return False
-        path = self.catalog.directory / identity.name
-        with contextlib.suppress(CheckpointDamaged):
-            check_digests(self.catalog.storage, path, read_manifest(self.catalog.storage, path).files)
-            return True
-        return False
+        return self.group.is_partial and _is_whole(self.catalog, saves_here(self.catalog).get(identity), identity)
 
     def _copies(self, identity: Identity) -> tuple[list[tuple[int, TierCheckpoint]], list[_Unusable]]:
         """Return the copies from which this node can take what it lacks, and why others cannot be used.
@@ -193,3 +182,62 @@ def identity_of(checkpoint: Checkpoint | None, directory: Path) -> Identity | No
     if checkpoint is None or checkpoint.manifest is None or checkpoint.path.parent != directory:
         return None
     return Identity.of(checkpoint.path.name, checkpoint.manifest)
+
+
+def saves_here(catalog: Catalog) -> dict[Identity, Manifest]:
+    """Return the manifests of the committed checkpoints of a run directory, by which save each is."""
+    found = {}
+    for name in catalog.committed():
+        with contextlib.suppress(CheckpointDamaged, FormatTooNew):
+            manifest = read_manifest(catalog.storage, catalog.directory / name)
+            found[Identity.of(name, manifest)] = manifest
+    return found
+
+
+def _is_whole(catalog: Catalog, manifest: Manifest | None, identity: Identity) -> bool:
+    if manifest is None or manifest.weights_only:
+        return False
+    with contextlib.suppress(CheckpointDamaged):
+        check_digests(catalog.storage, catalog.directory / identity.name, manifest.files)
+        return True
+    return False
+
+
+def bring_to_empty_nodes(catalog: Catalog, nodes: Ranks, fetch: Fetch) -> bool:
+    """Bring the newest checkpoint that all other nodes have whole to those that have none. Their leaders call it.
+
+    Args:
+        catalog: the checkpoints of this node's run directory.
+        nodes: the leaders of all nodes.
+        fetch: commits a copy in this node's run directory, for its leader alone.
+
+    Returns:
+        Whether some were empty, and have it now.
+
+    Raises:
+        OSError, ResumeError: this node, or another, could not read or write it.
+    """
+    is_empty, here = not catalog.committed(), saves_here(catalog)
+    found = nodes.gather((is_empty, set(here)))
+    held = [saves for is_bare, saves in found if not is_bare]
+    if not held or len(held) == len(found):
+        return False
+    for identity in sorted(set.intersection(*held), reverse=True):
+        mine = here.get(identity)
+        if all(nodes.gather(is_empty or _is_whole(catalog, mine, identity))):
+            sender = next(node for node, (is_bare, _) in enumerate(found) if not is_bare)
+            manifest = nodes.broadcast(mine, sender)
+            assert manifest is not None, "the sender has it"
+            _bring(catalog, nodes, fetch, identity.name, manifest, is_sender=not is_empty)
+            return True
+    return False
+
+
+def _bring(catalog: Catalog, nodes: Ranks, fetch: Fetch, name: str, manifest: Manifest, *, is_sender: bool) -> None:
+    if is_sender:
+        run_on_all_ranks(nodes, lambda: None, BEGIN_A_COPY)
+        paths = {entry.path for entry in manifest.files}
+        send_missing(catalog.storage, nodes, catalog.directory / name, paths)
+    else:
+        logger.info("%s is fetched from another node.", name)
+        fetch.receive(name, manifest, nodes)

@@ -7,6 +7,7 @@ removes.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +20,8 @@ from resume_adapters.core.checkpoint.commit import PendingCheckpoint
 from resume_adapters.core.checkpoint.layout import EXTRAS, Pointer
 from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest
 from resume_adapters.core.checkpoint.remove import Fence
-from resume_adapters.core.ranks import Ranks
+from resume_adapters.core.checkpoint.writer import send_missing
+from resume_adapters.core.ranks import Ranks, run_on_all_ranks
 from resume_adapters.core.run_directory.journal import Journal
 from resume_adapters.core.storage.base import Bytes, Storage, read_pieces, write_pieces
 from resume_adapters.core.storage.groups import StorageGroup, shared_by_all
@@ -137,6 +139,11 @@ def write_copy(
     if failure is not None:
         pending.drop()
         raise failure
+    _commit_copy(pending, manifest, entries)
+
+
+def _commit_copy(pending: PendingCheckpoint, manifest: Manifest, entries: Sequence[FileEntry]) -> None:
+    """Commit a copy whose files are written, and have the digests that the manifest says."""
     pending.reveal()
     files = [(Path(entry.path), layout.locate(pending.storage, pending.path, entry.path)) for entry in entries]
     digests = {file: (entry.bytes, entry.digest) for (_, file), entry in zip(files, entries, strict=True)}
@@ -167,6 +174,10 @@ def _write_files(
                 f"{entry.bytes} with {entry.digest}: its content has changed"
             )
     return None
+
+
+BEGIN_A_COPY = "begin a copy"
+"""What the leaders of nodes do together before one sends another a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -217,6 +228,29 @@ class Fetch:
         Raises:
             ResumeError: as :meth:`bring` does.
         """
+        mine = [entry for entry in manifest.files if self.group.owner_in_group(entry.rank) == self.group.rank]
+        with self._copying(name, manifest, **facts) as pending:
+            write_copy(pending, manifest, mine, read, source)
+
+    def receive(self, name: str, manifest: Manifest, nodes: Ranks) -> None:
+        """Commit a copy of a checkpoint that other nodes send with :func:`send_missing`. One rank alone is to call it.
+
+        Args:
+            name: of the checkpoint.
+            manifest: that of the original.
+            nodes: the leaders of all nodes; those that send it begin together with this one.
+
+        Raises:
+            OSError, ResumeError: a file could not be written; or another node could not begin.
+        """
+        with self._copying(name, manifest, fetched_from="another node") as pending:
+            run_on_all_ranks(nodes, pending.open, BEGIN_A_COPY)
+            send_missing(self.storage, nodes, pending.place, set())
+            _commit_copy(pending, manifest, manifest.files)
+
+    @contextlib.contextmanager
+    def _copying(self, name: str, manifest: Manifest, **facts: Any) -> Iterator[PendingCheckpoint]:
+        """Return the context in which a copy is written and committed; it is announced at its end."""
         pending = PendingCheckpoint(
             self.storage,
             self.ranks,
@@ -226,9 +260,8 @@ class Fetch:
             is_file=is_one_file(name, manifest),
             storage_group=shared_by_all(self.ranks),
         )
-        mine = [entry for entry in manifest.files if self.group.owner_in_group(entry.rank) == self.group.rank]
         try:
-            write_copy(pending, manifest, mine, read, source)
+            yield pending
             if self.ranks.rank == 0:
                 pending.announce(self.latest, self.journal.append, manifest, **facts)
                 pending.set_replaced_aside()
