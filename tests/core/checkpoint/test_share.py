@@ -52,7 +52,7 @@ def saving(directory: Path, ranks: int, *, is_file: bool = False) -> Callable[[i
         )
         try:
             pending.open()
-            written = write_checkpoint(pending, GivenContent(write), lambda: 1.0, share=writer.share_files)
+            written = write_checkpoint(pending, GivenContent(write), lambda: 1.0)
             pending.commit(
                 everyone,
                 written.files,
