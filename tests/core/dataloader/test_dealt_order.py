@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+)
 
 from resume_adapters.core.dataloader.sampler import DealtOrder, dealt_order
 from resume_adapters.core.dataloader.tracked import track
@@ -25,6 +34,22 @@ class Blocks(DistributedSampler):  # type: ignore[type-arg]
 class Own(BatchSampler):
     def __iter__(self) -> Iterator[Any]:
         return super().__iter__()
+
+
+class Mixed(BatchSampler):
+    """Takes its batches from several data sets; what it calls its sampler is one that joins them."""
+
+    def __init__(self) -> None:
+        super().__init__(SequentialSampler(DATA), 2, False)
+        self.sampler = ConcatDataset([DATA, DATA])  # type: ignore[assignment, list-item]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter([[0, 1], [2, 3]])
+
+
+class Endless(Sampler[int]):
+    def __iter__(self) -> Iterator[int]:
+        return itertools.cycle(DATA)
 
 
 def distributed(**options: Any) -> DataLoader[int]:
@@ -46,6 +71,8 @@ ORDERS: dict[str, tuple[DataLoader[int], DealtOrder | None]] = {
     "distributed, not shuffled": (distributed(shuffle=False), DealtOrder("SequentialSampler()", 2, 10)),
     "distributed in blocks": (DataLoader(DATA, 2, sampler=Blocks(DATA, 2, 0)), None),  # type: ignore[arg-type]
     "a batch sampler of its own": (DataLoader(DATA, batch_sampler=Own(SequentialSampler(DATA), 2, False)), None),
+    "batches of several data sets": (DataLoader(DATA, batch_sampler=Mixed()), None),
+    "a sampler without length": (DataLoader(DATA, 2, sampler=Endless()), None),
     "no batches": (DataLoader(DATA, None), None),
 }
 

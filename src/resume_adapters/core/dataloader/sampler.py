@@ -266,7 +266,7 @@ def dealt_order(loader: Any) -> DealtOrder | None:
     outer = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     found = [outer, *(each for _, each in _samplers(outer, _WRAPPED, "", _DEPTH))]
     chain = list({id(each): each for each in reversed(found)}.values())[::-1]  # a wrapper may hold an inner one, too
-    batching = [each for each in chain if type(each).__iter__ is BatchSampler.__iter__]
+    batching = [each for each in chain if getattr(type(each), "__iter__", None) is BatchSampler.__iter__]
     sharding = [each for each in chain if hasattr(each, "split_batches")]
     dealing = [
         each
@@ -280,7 +280,10 @@ def dealt_order(loader: Any) -> DealtOrder | None:
     names = [_name(each) for each in dealing if each.shuffle]
     if makes not in dealing:
         names.append(_name(makes))
-    size = len(makes.dataset if makes in dealing else makes)
+    try:
+        size = len(makes.dataset if makes in dealing else makes)
+    except Exception:  # of any kind: it is the script's
+        return None
     name = " of ".join(names) or "SequentialSampler()"
     return DealtOrder(name, math.prod(map(turns, chain)), size)
 
