@@ -15,7 +15,7 @@ BUDGETS = {
     "accelerate": 830,
     "cli": 2660,
     "core": 440,
-    "core/checkpoint": 1880,
+    "core/checkpoint": 1890,
     "core/dataloader": 1400,
     "core/loop": 1600,
     "core/observed": 1550,

@@ -74,8 +74,7 @@ class ShardedFramework(FabricFramework):
 
     def owner_of(self, file: Path) -> int:
         """Return the rank that wrote a file: for a shard, the rank in its name."""
-        shard = distributed_metadata.SHARD.fullmatch(file.name)
-        return int(shard[1]) if shard else 0
+        return distributed_metadata.owner(file) or 0
 
     def sharded_state(self) -> dict[str, Any]:
         """Return the model's parameters and the optimizers' states, by name."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -286,8 +285,8 @@ class LightningFramework(Framework):
 
     def owner_of(self, file: Path) -> int:
         """Return the rank that wrote a file of Lightning or DeepSpeed: for a shard, the rank in its name."""
-        shard = re.match(r"__(\d+)_", file.name)
-        return owner(file) if shard is None else int(shard[1])
+        shard = distributed_metadata.owner(file)
+        return owner(file) if shard is None else shard
 
     def own_values(self) -> dict[str, Any]:
         """Return what changes within a step and is in Lightning's file: states of callbacks and of the datamodule."""

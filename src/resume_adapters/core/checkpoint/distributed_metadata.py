@@ -8,6 +8,7 @@ import posixpath
 import re
 import types
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from resume_adapters.core.checkpoint.files import CheckpointFiles
@@ -42,6 +43,12 @@ _ALLOWED = {
     ),
 }
 """What an index consists of, beside dtypes: dataclasses, whose making runs no code of the file's choice."""
+
+
+def owner(file: Path) -> int | None:
+    """Return the rank in the name of a shard; ``None`` for any other file."""
+    shard = SHARD.fullmatch(file.name)
+    return int(shard[1]) if shard else None
 
 
 class _Unpickler(pickle.Unpickler):

@@ -55,8 +55,8 @@ class AskedSaves:
             return
         try:
             if self._watched is None:  # a connection of its own: on a shared one it would wait for the training
-                store = self._store()
-                self._watched = store.clone() if hasattr(store, "clone") else store  # torch 2.8 and later
+                shared = self._store()
+                self._watched = shared.clone() if hasattr(shared, "clone") else shared  # torch 2.8 and later
             store = self._watched
             meeting = store.get("asked").decode() if store.check(["asked"]) else ""
             if meeting and self.begun > int(meeting.partition("/")[2]):
