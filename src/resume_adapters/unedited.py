@@ -19,7 +19,7 @@ nothing. A loop without a Trainer cannot be reached, and :class:`LoopWatch` says
 from __future__ import annotations
 
 import atexit
-import contextlib
+import functools
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -112,30 +112,39 @@ class _LoaderWithSequel(importlib.abc.Loader):
 
 
 class LoopWatch:
-    """Says that a process trains without a Trainer: at its first optimizer step, and again when the process ends."""
+    """Says that a process trains without a Trainer: at its first backward pass, and again when the process ends.
+
+    Not at a step of an optimizer: fastai's, and those of scripts, are not torch's.
+    """
 
     def __init__(self) -> None:
-        self._watching = contextlib.ExitStack()
-        self._has_spoken = False
+        self._is_over = False
 
     def begin(self) -> None:
-        """Wait for the first step of any optimizer."""
-        from resume_adapters.core.observed.steps import watch_steps
+        """Wait for the first backward pass."""
+        import torch
 
-        self._watching.callback(watch_steps(self._stepped))
+        native = torch.autograd.backward
+
+        @functools.wraps(native)
+        def backward(*args: Any, **kwargs: Any) -> None:
+            if torch.autograd.backward is backward:  # and no other package has wrapped it since
+                torch.autograd.backward = native
+            self._trains()
+            native(*args, **kwargs)
+
+        torch.autograd.backward = backward
 
     def dismiss(self) -> None:
         """Stop looking: there is a Trainer."""
-        self._watching.close()
+        self._is_over = True
         atexit.unregister(self._say_at_exit)
 
-    def _stepped(self, optimizer: Any) -> None:
-        if self._has_spoken or any(name in sys.modules for name in _OWN):
+    def _trains(self) -> None:
+        if self._is_over or any(name in sys.modules for name in _OWN):
             return
-        self._has_spoken = True
-        logger.warning(
-            "No Trainer was made in this process, and an optimizer steps: this run does not resume. %s", _REMEDY
-        )
+        self._is_over = True
+        logger.warning("No Trainer was made in this process, and it trains: this run does not resume. %s", _REMEDY)
         atexit.register(self._say_at_exit)
 
     def _say_at_exit(self) -> None:

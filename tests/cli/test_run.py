@@ -130,11 +130,24 @@ for _ in range(3):
 print("trained")
 """
 
+OWN_OPTIMIZER = """
+class Descent:
+    def __init__(self, weights, lr):
+        self.weights = list(weights)
+    def step(self):
+        for each in self.weights:
+            each.data -= 0.1 * each.grad
+"""
+
 
 @pytest.mark.thorough
-def test_a_hand_written_loop_is_named_at_its_first_step_and_at_the_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "text", [LOOP, OWN_OPTIMIZER + LOOP.replace("torch.optim.SGD", "Descent")], ids=["torch", "own"]
+)
+def test_a_hand_written_loop_is_named_when_it_trains_and_at_the_end(text: str, tmp_path: Path) -> None:
+    """Also one whose optimizer is not of torch, as fastai's."""
     script = tmp_path / "loop.py"
-    script.write_text(LOOP)
+    script.write_text(text)
     code = "from resume_adapters.cli import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", code, "run", script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
