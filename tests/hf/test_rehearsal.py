@@ -57,6 +57,26 @@ def exact(directory: Path, kind: type[Trainer], make: Callable[[], Any] = gpt2) 
         assert torch.equal(value, resumed.model.state_dict()[name]), name
 
 
+class Distilling(Trainer):
+    """Trains on what transformers records by hooks, which a model gets at its first forward."""
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        return model(**inputs, output_hidden_states=True).hidden_states[-1].pow(2).mean()
+
+
+def test_what_a_model_records_by_hooks_of_its_first_forward_is_recorded_after_a_resume(tmp_path: Path) -> None:
+    exact(tmp_path, Distilling)
+
+
+def test_tensors_that_modules_keep_of_a_forward_are_copied_without_their_graph() -> None:
+    """Such as the weight of weight_norm: torch's deepcopy refuses them."""
+    model = torch.nn.utils.weight_norm(torch.nn.Linear(2, 2))
+    model.losses = [model(torch.ones(2)).sum()]
+    copied = rehearsal.copies({"model": model}, [])["model"]
+    assert torch.equal(copied.weight, model.weight) and copied.losses[0].item() == model.losses[0].item()
+    assert copied.weight_g is not model.weight_g and model.weight.grad_fn is not None
+
+
 class Wrapped(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -619,6 +619,42 @@ def test_a_buffer_that_the_first_forward_makes_is_there_before_that_of_the_next_
         assert not module.state_dict()
 
 
+class Watched(torch.nn.Module):
+    """Puts hooks on its layer at its first forward, as models of transformers do, or sets itself up by the batch."""
+
+    def __init__(self, hooks: bool) -> None:
+        super().__init__()
+        self.layer, self.hooks = torch.nn.Linear(1, 1), hooks
+        self.calls = 0
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        if not getattr(self, "is_set_up", False):
+            self.is_set_up = True
+            if self.hooks:
+                self.layer.register_forward_hook(self.count)
+        return self.layer(batch)
+
+    def count(self, *_: Any) -> None:
+        self.calls += 1
+
+
+@pytest.mark.parametrize("hooks", [True, False])
+def test_a_flag_that_tells_of_hooks_is_not_restored_without_them(hooks: bool, tmp_path: Path) -> None:
+    """One that tells of anything else is."""
+    saved: Any = None
+    for launch in range(3):
+        module = Watched(hooks)
+        state = ObservedState(lambda module=module: Subjects({"model": module}, [module]), "register")  # type: ignore[misc]
+        if saved is not None:
+            state.load(*saved)
+        state.begin()
+        assert hasattr(module, "is_set_up") is (launch > 0 and not hooks)
+        module(torch.ones(1))
+        assert module.calls == hooks * (launch + 1)
+        state.before_save()
+        saved = through_disk(state, tmp_path)
+
+
 def test_a_lazy_module_is_restored_before_its_first_batch(tmp_path: Path) -> None:
     saved, module = None, torch.nn.Linear(1, 1)
     for _ in range(2):

@@ -118,11 +118,19 @@ class Census:
         leaves: what was found, by path.
         entered: the paths of the objects whose content was looked at.
         left_out: the paths of what was not looked at: it is too large, or the budget was used up.
+        hooks: how many hooks the modules have, by path.
     """
 
     leaves: dict[Path, Leaf] = field(default_factory=dict)
     entered: set[Path] = field(default_factory=set)
     left_out: list[Path] = field(default_factory=list)
+    hooks: dict[Path, int] = field(default_factory=dict)
+
+    def tells_of_hooks(self, now: Census, path: Path) -> bool:
+        """Return whether a flag came to a module together with hooks, there or below: a new process makes both."""
+        if path in self.leaves or now.leaves[path].type != "bool" or path.owner not in now.hooks:
+            return False
+        return any(each.is_below(path.owner) and now.hooks[each] > self.hooks.get(each, 0) for each in now.hooks)
 
     def changed(self, now: Census) -> dict[Path, Leaf]:
         """Return the leaves of a later census that differ, but not what is below one that cannot be captured."""
@@ -224,6 +232,8 @@ class _Walk:
                 break
             path, owner, depth = waiting.popleft()
             self._census.entered.add(path)
+            if is_module(owner):
+                self._census.hooks[path] = _hooks(owner)
             for step, value in content(owner):
                 below = Path(path.root, (*path.steps, step))
                 try:
@@ -396,6 +406,10 @@ def _plain_module() -> frozenset[str]:
     import torch
 
     return frozenset(vars(torch.nn.Module()))
+
+
+def _hooks(module: Any) -> int:
+    return sum(len(held) for name, held in attributes(module).items() if name in _plain_module() and "_hooks" in name)
 
 
 def fingerprint(value: Any) -> Any:

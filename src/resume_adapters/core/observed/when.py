@@ -285,7 +285,7 @@ class ObservedState:
         now = walk.take(subjects, self._clock)
         made = {path: now.leaves[path] for path in now.leaves if path in self._made}
         for path, leaf in {**self._start.changed(now), **walk.trained(subjects, now), **made}.items():
-            if path in self._observed or path in self._missing:
+            if path in self._observed or path in self._missing or self._start.tells_of_hooks(now, path):
                 continue
             if leaf.kind is LeafKind.TENSOR:
                 for each in walk.tensors_with(subjects, path):

@@ -37,6 +37,8 @@ def copies(live: Mapping[str, Any], shared: Iterable[Any]) -> dict[str, Any]:
     memo = _Memo({id(each): each for each in shared})
     for each in filter(_is_optimizer, held):
         memo[id(each.state)] = defaultdict(dict)
+    for each in _computed(held):  # torch copies no tensor with a graph; weight_norm and routers keep some
+        memo[id(each)] = each.detach()
     try:
         made = {name: copy.deepcopy(each, memo) for name, each in live.items()}
         for each in filter(_is_optimizer, held):  # torch copies no further attributes of an optimizer
@@ -101,6 +103,18 @@ def _tensors(held: Iterable[Any]) -> Iterator[Any]:
         elif _is_optimizer(each):
             for state in each.state.values():
                 yield from (value for value in state.values() if hasattr(value, "data_ptr"))
+
+
+def _computed(held: Iterable[Any]) -> Iterator[Any]:
+    """Yield the tensors that modules have kept of their last forward pass."""
+    for each in held:
+        for part in each.modules() if hasattr(each, "modules") else ():
+            for value in vars(part).values():
+                yield from (
+                    one
+                    for one in (value if type(value) in (list, tuple) else [value])
+                    if getattr(one, "grad_fn", None) is not None
+                )
 
 
 def _flat(live: Mapping[str, Any]) -> Iterator[Any]:
