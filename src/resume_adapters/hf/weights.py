@@ -153,18 +153,36 @@ class ModelWeights:
         if beside and verify:
             verify_digests({**beside, **weight_digests(kept)}, model.state_dict(), checkpoint)
 
+    def of_fork(self, reader: CheckpointReader) -> dict[str, Any]:
+        """Return the weights of a checkpoint under the names that a model has in memory.
+
+        Where peft has saved adapters, they are kept beside its files, and the frozen weights are those of now.
+        """
+        model, checkpoint = self._trainer.model, reader.files.checkpoint
+        content = read_weight_files(files.weights(reader.files))
+        beside = reader.part(LIVE_WEIGHTS) or {}
+        kept = {name: each for name, each in beside.items() if isinstance(each, torch.Tensor)}
+        if content and not has_adapters(model) and not have_names_of(content, model.state_dict()):
+            content = self._converted(content, checkpoint)
+        elif kept and not content:
+            live, trained = model.state_dict(), updated(model)
+            content = {name: live[key] for name, key in keys.canonical(live).items() if name not in trained}
+        return {**{name: content[key] for name, key in keys.canonical(content).items()}, **kept}
+
     def _convert(self, content: dict[str, Any], checkpoint: Path) -> None:
         """Load weights through ``from_pretrained``, which reverses what ``save_pretrained`` does to names and tensors.
 
         Raises:
             StateMismatch: they do not fit the model.
         """
-        model = self._trainer.model
-        pretrained = self._trainer.accelerator.unwrap_model(model, keep_torch_compile=False)
-        if isinstance(pretrained, PreTrainedModel):
-            named = {name: content[key] for name, key in keys.canonical(content).items()}
-            content = _converted(pretrained, named, checkpoint)
-        load_weights(model, content, checkpoint)
+        load_weights(self._trainer.model, self._converted(content, checkpoint), checkpoint)
+
+    def _converted(self, content: dict[str, Any], checkpoint: Path) -> dict[str, Any]:
+        pretrained = self._trainer.accelerator.unwrap_model(self._trainer.model, keep_torch_compile=False)
+        if not isinstance(pretrained, PreTrainedModel):
+            return content
+        named = {name: content[key] for name, key in keys.canonical(content).items()}
+        return _converted(pretrained, named, checkpoint)
 
 
 def is_replaced(name: str, method: Any) -> bool:
