@@ -584,7 +584,7 @@ def a_fork_equals_loading_by_hand(
     name = next(name for name, step in committed(other).items() if step == 10)
     given = {"path": str(other / name), "take": take}
     mine = {**config, **changes}
-    expected = uninterrupted(bench, directory / "by hand", {**mine, "bare": True, "by_hand": given})
+    expected = uninterrupted(bench, directory / "by hand", {**mine, "bare": True, "loads": given})
     assert expected.steps[0][0]["loss"] != references(config).steps[0][0]["loss"], "nothing was loaded"
     forking, run = {**mine, "resume": given}, directory / "fork"
     kills: list[tuple[str, Any, int]] = [
@@ -603,7 +603,7 @@ def a_fork_equals_loading_by_hand(
     for file in (run / bench.run_directory).rglob("manifest.json"):
         found = json.loads(file.read_bytes())["manifest"]["ancestry"]
         assert (found["run"], found["checkpoint"], found["step"]) == (str(other), name, 10)
-        assert found["taken"] == ["model", "optimizer"][: 1 + (take != "weights")] and "rng" in found["anew"]
+        assert found["taken"] == ["model", "optimizer"][: 1 + (take != "weights")] and "rng" in found["fresh"]
 
 
 def frozen_before_an_operation(

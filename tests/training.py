@@ -51,7 +51,7 @@ DEFAULTS: dict[str, Any] = {
     "bare": False,
     "keep": None,
     "resume": "auto",
-    "by_hand": None,
+    "loads": None,
     "device": "cpu",
 }
 """What every job can be told."""
@@ -398,9 +398,9 @@ def resume_option() -> Any:
 
 def load_by_hand(model: torch.nn.Module, optimizer: Any) -> None:
     """Load what a fork takes of a checkpoint of any framework, as a script does that knows nothing of this package."""
-    if CONFIG["by_hand"] is None:
+    if CONFIG["loads"] is None:
         return
-    path, take = Path(CONFIG["by_hand"]["path"]), CONFIG["by_hand"]["take"]
+    path, take = Path(CONFIG["loads"]["path"]), CONFIG["loads"]["take"]
     one = next((each for each in (path, path / "training.pt", path / "fabric.ckpt") if each.is_file()), None)
     if one is not None:
         content = torch.load(one, weights_only=True)
@@ -410,6 +410,11 @@ def load_by_hand(model: torch.nn.Module, optimizer: Any) -> None:
         weights = load_file(path / "model.safetensors")
         file = next(each for each in (path / "optimizer.pt", path / "optimizer.bin") if each.is_file())
         state = torch.load(file, weights_only=True)
-    model.load_state_dict(weights)
+    if hasattr(model, "peft_config"):
+        plain = {
+            name.removeprefix("base_model.model.").replace(".base_layer.", "."): name for name in model.state_dict()
+        }
+        weights = {plain[name]: each for name, each in weights.items()}
+    model.load_state_dict(weights, strict=False)  # of tied weights one is saved
     if take == "weights+optimizer":
         optimizer.load_state_dict({"state": state["state"], "param_groups": optimizer.state_dict()["param_groups"]})

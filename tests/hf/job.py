@@ -621,7 +621,7 @@ def resume_callback(ema: Ema | None, data: Any) -> Any:
 
 def callbacks(ema: Ema | None, data: Any) -> list[TrainerCallback]:
     found: list[TrainerCallback] = [Scores(CONFIG["scores"])] if CONFIG["scores"] is not None else []
-    if CONFIG["by_hand"]:
+    if CONFIG["loads"]:
         found.append(LoadingByHand())
     if CONFIG["patience"]:
         found.append(EarlyStoppingCallback(early_stopping_patience=CONFIG["patience"]))

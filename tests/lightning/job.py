@@ -570,7 +570,7 @@ def plugins() -> list[Any]:
 
 def callbacks(model: Model, train: Any) -> list[Any]:
     found: list[Any] = [Dumping()] if CONFIG["dump"] else []
-    if CONFIG["by_hand"]:
+    if CONFIG["loads"]:
         found.append(LoadingByHand())
     if CONFIG["average"] == "ema":
         found.append(pl.callbacks.EMAWeightAveraging(decay=0.9))

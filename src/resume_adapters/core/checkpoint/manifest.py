@@ -66,18 +66,18 @@ class Ancestry(msgspec.Struct, frozen=True):
         checkpoint: its name there.
         step: its optimizer steps.
         taken: the parts of the state that are its.
-        anew: the parts that began as the first launch of this run had made them.
+        fresh: the parts that began as the first launch of this run had made them.
     """
 
     run: str
     checkpoint: str
     step: Count
     taken: tuple[str, ...]
-    anew: tuple[str, ...]
+    fresh: tuple[str, ...]
 
     def __str__(self) -> str:
-        taken, anew = ", ".join(self.taken), ", ".join(self.anew)
-        return f"{self.run}/{self.checkpoint} (step {self.step}): {taken}; anew: {anew}"
+        taken, fresh = ", ".join(self.taken), ", ".join(self.fresh)
+        return f"{self.run}/{self.checkpoint} (step {self.step}): {taken}; fresh: {fresh}"
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):

@@ -60,8 +60,8 @@ def fork(run: ResumableRun, framework: Framework, given: Fork, parts: Sequence[s
 
     step, unsaved = run_on_all_ranks(run.ranks, load, f"begin with {path}")[run.ranks.rank]
     taken = ("model", "optimizer") if given.take == "weights+optimizer" else ("model",)
-    anew = [name for name in parts if name not in taken] + ([_listed(unsaved)] if unsaved else [])
-    found = Ancestry(str(path.parent), path.name, step, taken, tuple(anew))
+    fresh = [name for name in parts if name not in taken] + ([_listed(unsaved)] if unsaved else [])
+    found = Ancestry(str(path.parent), path.name, step, taken, tuple(fresh))
     if run.ranks.rank == 0:
         logger.info("This run begins with %s.", found)
     return found
