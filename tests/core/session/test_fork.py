@@ -134,5 +134,5 @@ def test_the_option_as_text_is_the_same() -> None:
     given = {"resume": "runs/a", "take": "weights+optimizer"}
     assert options_of_mapping(given, "here")["resume"] == Fork("runs/a", "weights+optimizer")
     for wrong in ({"resume": "auto", "take": "weights"}, {"resume": "runs/a", "take": "all"}):
-        with pytest.raises(UnsupportedSetting, match="weights"):
+        with pytest.raises(UnsupportedSetting, match="take"):
             options_of_mapping(wrong, "here")
