@@ -206,7 +206,7 @@ def test_says_with_which_checkpoint_of_another_run_it_has_begun(command, run_dir
     found = Ancestry("/runs/a", "checkpoint-9", 9, ("model",), ("optimizer", "rng"))
     manifest = msgspec.structs.replace(decode_manifest(marker.read_bytes()), ancestry=found)
     marker.write_bytes(encode_manifest(manifest))
-    assert command("ls", run_dir, "--json").json["ancestry"] == msgspec.to_builtins(found)
+    assert command("ls", run_dir, "--json").json["ancestry"] == msgspec.json.decode(msgspec.json.encode(found))
     for name in ("ls", "status"):
         said = " ".join(command(name, run_dir).out.split())
         assert "forked from /runs/a/checkpoint-9 (step 9): model; fresh: optimizer, rng" in said
