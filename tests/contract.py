@@ -554,6 +554,58 @@ def killed_before_an_operation(
     assert left in leaving, f"the run left {left}"
 
 
+FORKS = ("weights", "weights+optimizer")
+"""What a new run may take of another."""
+
+
+def a_fork_equals_loading_by_hand(
+    bench: Bench,
+    directory: Path,
+    config: Config,
+    references: References,
+    take: str,
+    kill: Kill,
+    *,
+    changes: Config,
+    ignore: Sequence[str] = (),
+) -> None:
+    """A new run that begins with what another has learnt is the script that loads that by itself, however it is killed.
+
+    It is killed twice where it has no checkpoint, the second time before its first commit, and once right after that.
+    From then on the other run is gone.
+
+    Args:
+        config: the other run, which saves at the step 10.
+        take: what it takes.
+        changes: what differs in the new run, which saves at the step 5.
+    """
+    other = directory / "other"
+    shutil.copytree(references.directory(config) / bench.run_directory, other, symlinks=True)
+    name = next(name for name, step in committed(other).items() if step == 10)
+    given = {"path": str(other / name), "take": take}
+    mine = {**config, **changes}
+    expected = uninterrupted(bench, directory / "by hand", {**mine, "bare": True, "loads": given})
+    assert expected.steps[0][0]["loss"] != references(config).steps[0][0]["loss"], "nothing was loaded"
+    forking, run = {**mine, "resume": given}, directory / "fork"
+    kills: list[tuple[str, Any, int]] = [
+        ("kill", {**kill, "step": 2}, 0),
+        ("kill_at_operation", ["os.rename", f".*/{temporary('manifest.json')}", 1], 0),
+        ("kill_at_operation", ["os.rename", temporary("latest"), 1], 1),
+    ]
+    for by, wanted, left in kills:
+        outcome = bench.run(run, {**forking, by: wanted})
+        assert outcome.killed, outcome.output[-6000:]
+        assert len(committed(run / bench.run_directory)) == left
+        assert "This run begins with" in outcome.output
+        require_same_steps(read_trace(run), expected, start=0)
+    shutil.rmtree(other)
+    assert resumed_equals_uninterrupted(bench, run, forking, expected, ignore=ignore) == 5
+    for file in (run / bench.run_directory).rglob("manifest.json"):
+        found = json.loads(file.read_bytes())["manifest"]["ancestry"]
+        assert (found["run"], found["checkpoint"], found["step"]) == (str(other), name, 10)
+        assert found["taken"] == ["model", "optimizer"][: 1 + (take != "weights")] and "rng" in found["fresh"]
+
+
 def frozen_before_an_operation(
     bench: Bench, directory: Path, config: Config, reference: Trace, operation: Operation, *, ignore: Sequence[str] = ()
 ) -> None:

@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 
 from waiting import until
 
@@ -50,6 +51,7 @@ DEFAULTS: dict[str, Any] = {
     "bare": False,
     "keep": None,
     "resume": "auto",
+    "loads": None,
     "device": "cpu",
 }
 """What every job can be told."""
@@ -385,3 +387,34 @@ def policy() -> Any:
     import resume_adapters
 
     return eval(CONFIG["keep"], vars(resume_adapters).copy()) if CONFIG["keep"] else None
+
+
+def resume_option() -> Any:
+    """Return what a run is told to resume from, as a user would write it."""
+    from resume_adapters import Fork
+
+    return Fork(**CONFIG["resume"]) if isinstance(CONFIG["resume"], dict) else CONFIG["resume"]
+
+
+def load_by_hand(model: torch.nn.Module, optimizer: Any) -> None:
+    """Load what a fork takes of a checkpoint of any framework, as a script does that knows nothing of this package."""
+    if CONFIG["loads"] is None:
+        return
+    path, take = Path(CONFIG["loads"]["path"]), CONFIG["loads"]["take"]
+    one = next((each for each in (path, path / "training.pt", path / "fabric.ckpt") if each.is_file()), None)
+    if one is not None:
+        content = torch.load(one, weights_only=True)
+        weights = content["state_dict" if one == path else "model"]
+        state = content["optimizer_states"][0] if one == path else content["optimizer"]
+    else:
+        weights = load_file(path / "model.safetensors")
+        file = next(each for each in (path / "optimizer.pt", path / "optimizer.bin") if each.is_file())
+        state = torch.load(file, weights_only=True)
+    if hasattr(model, "peft_config"):
+        plain = {
+            name.removeprefix("base_model.model.").replace(".base_layer.", "."): name for name in model.state_dict()
+        }
+        weights = {plain[name]: each for name, each in weights.items()}
+    model.load_state_dict(weights, strict=False)  # of tied weights one is saved
+    if take == "weights+optimizer":
+        optimizer.load_state_dict({"state": state["state"], "param_groups": optimizer.state_dict()["param_groups"]})

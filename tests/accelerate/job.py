@@ -46,8 +46,10 @@ from training import (
     event,
     generator,
     keep_process_group,
+    load_by_hand,
     noise,
     policy,
+    resume_option,
     trace,
     whole_weights,
 )
@@ -317,7 +319,7 @@ class Job:
             self.accelerator,
             run_dir=run_directory,
             save_every=CONFIG["save_every"],
-            resume=CONFIG["resume"],
+            resume=resume_option(),
             keep=policy(),
             **CONFIG["options"],
             **parts,
@@ -488,6 +490,7 @@ def main() -> None:
         cycles.train_in_cycles(Cycles())
         return
     job = Job()
+    load_by_hand(job.plain, job.optimizer)
     if CONFIG["frozen"]:
         gc.freeze()
     if CONFIG["load"]:

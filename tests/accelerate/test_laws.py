@@ -463,3 +463,10 @@ def test_the_trace_of_a_resumed_run_is_that_of_an_uninterrupted_one(
 def test_the_trackers_of_accelerate_continue_the_run(bench: contract.Bench, tmp_path: Path) -> None:
     config = {"trackers": ["wandb", "mlflow", "tensorboard"]}
     stores.continue_the_run(bench, tmp_path, config, {"event": "step_end", "step": 18})
+
+
+@pytest.mark.parametrize("take", contract.FORKS)
+def test_a_fork_equals_loading_by_hand(take: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    """A new run with the weights of another, and with its optimizer's state."""
+    changes = {"samples": 40}
+    contract.a_fork_equals_loading_by_hand(bench, tmp_path, {"augment": True}, reference, take, KILL, changes=changes)

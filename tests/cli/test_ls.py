@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from resume_adapters.core.checkpoint.layout import manifest_path
-from resume_adapters.core.checkpoint.manifest import FORMAT, decode_manifest, encode_manifest
+from resume_adapters.core.checkpoint.manifest import FORMAT, Ancestry, decode_manifest, encode_manifest
 from resume_adapters.core.storage.local import LocalStorage
 
 KEYS = {
@@ -198,3 +198,15 @@ def test_a_project_directory_has_its_run_directory_in_checkpoints(command, runs)
     done = command("ls", runs / "b", "--json")
     assert done.json["run_directory"] == str(runs / "b" / "checkpoints")
     assert command("status", runs / "b", "--json").json["last_commit"] == 20
+
+
+def test_says_with_which_checkpoint_of_another_run_it_has_begun(command, run_dir):
+    assert command("ls", run_dir, "--json").json["ancestry"] is None
+    marker = manifest_path(LocalStorage(), run_dir / "checkpoint-30")
+    found = Ancestry("/runs/a", "checkpoint-9", 9, ("model",), ("optimizer", "rng"))
+    manifest = msgspec.structs.replace(decode_manifest(marker.read_bytes()), ancestry=found)
+    marker.write_bytes(encode_manifest(manifest))
+    assert command("ls", run_dir, "--json").json["ancestry"] == msgspec.json.decode(msgspec.json.encode(found))
+    for name in ("ls", "status"):
+        said = " ".join(command(name, run_dir).out.split())
+        assert "forked from /runs/a/checkpoint-9 (step 9): model; fresh: optimizer, rng" in said

@@ -22,7 +22,19 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 import cycles
 from regression import FEATURES, Bare, Mapped
 
-from training import CONFIG, Ema, augmented_on_device, configure, digest, draws, event, policy, trace
+from training import (
+    CONFIG,
+    Ema,
+    augmented_on_device,
+    configure,
+    digest,
+    draws,
+    event,
+    load_by_hand,
+    policy,
+    resume_option,
+    trace,
+)
 
 
 def network() -> torch.nn.Module:
@@ -182,7 +194,7 @@ class Job:
             self.fabric,
             run_directory,
             save_every=CONFIG["save_every"],
-            resume=CONFIG["resume"],
+            resume=resume_option(),
             keep=policy(),
             **CONFIG["options"],
             **self.saved(),
@@ -308,6 +320,7 @@ def main() -> None:
         cycles.train_in_cycles(Cycles())
         return
     job = Job()
+    load_by_hand(job.plain, job.optimizer)
     if CONFIG["load"]:
         job.fabric.load(CONFIG["load"], job.saved())
     if CONFIG["wrapped"]:

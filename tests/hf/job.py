@@ -43,8 +43,10 @@ from training import (
     engine_facts,
     event,
     generator,
+    load_by_hand,
     noise,
     policy,
+    resume_option,
     trace,
     whole_weights,
 )
@@ -601,17 +603,26 @@ class Cycles:
         }
 
 
+class LoadingByHand(TrainerCallback):
+    """Loads what another training has saved."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **options: Any) -> None:
+        load_by_hand(options["model"], options["optimizer"])
+
+
 def resume_callback(ema: Ema | None, data: Any) -> Any:
     from resume_adapters.hf import ResumeCallback
 
     parts = {"ema": ema} if ema else {}
     if CONFIG["register_generator"]:
         parts["generator"] = data.generator
-    return ResumeCallback(resume=CONFIG["resume"], keep=policy(), **CONFIG["callback"], **parts)
+    return ResumeCallback(resume=resume_option(), keep=policy(), **CONFIG["callback"], **parts)
 
 
 def callbacks(ema: Ema | None, data: Any) -> list[TrainerCallback]:
     found: list[TrainerCallback] = [Scores(CONFIG["scores"])] if CONFIG["scores"] is not None else []
+    if CONFIG["loads"]:
+        found.append(LoadingByHand())
     if CONFIG["patience"]:
         found.append(EarlyStoppingCallback(early_stopping_patience=CONFIG["patience"]))
     if ema:

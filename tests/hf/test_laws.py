@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.integrations import integration_utils
 
@@ -818,3 +819,20 @@ def test_the_trace_of_a_resumed_run_is_that_of_an_uninterrupted_one(
 def test_the_callbacks_of_the_trainer_continue_the_run(bench: contract.Bench, tmp_path: Path) -> None:
     config = {"args": {"report_to": ["wandb", "mlflow", "tensorboard"], "logging_steps": 1}}
     stores.continue_the_run(bench, tmp_path, config, {"event": "on_step_end", "step": 18})
+
+
+@pytest.mark.parametrize("take", contract.FORKS)
+def test_a_fork_equals_loading_by_hand(take: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    """A new run with the weights of another, and with its optimizer's state."""
+    changes = {"samples": 40, "args": {"learning_rate": 1e-3}}
+    contract.a_fork_equals_loading_by_hand(bench, tmp_path, {"augment": True}, reference, take, KILL, changes=changes)
+
+
+def test_adapters_around_what_another_run_has_learnt(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    """peft saves the adapters alone: the weights that they are around are no script's, and are in each checkpoint."""
+    pytest.importorskip("peft")
+    changes = {"lora": True, "args": {"learning_rate": 1e-3}}
+    contract.a_fork_equals_loading_by_hand(bench, tmp_path, {}, reference, "weights", KILL, changes=changes)
+    for step in (5, 10):
+        held = load_file(tmp_path / "fork" / "out" / f"checkpoint-{step}" / "resume" / "live_weights.safetensors")
+        assert any(name.endswith("c_attn.base_layer.weight") for name in held)

@@ -204,3 +204,15 @@ def test_what_the_environment_says_makes_such_a_trainer_save(tmp_path: Path, mon
 def test_the_same_is_refused_as_with_a_callback(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="ignore_data_skip=True starts the epoch again"):
         trainer_of(tmp_path, ignore_data_skip=True).train()
+
+
+def test_a_script_begins_with_the_weights_of_another_run(tmp_path: Path) -> None:
+    """The option of the shell is read until the run has a checkpoint of its own."""
+    assert launch(tmp_path / "a", *RUN).returncode == 0
+    forking = (*RUN, "--resume", str(tmp_path / "a" / "out"), "--take", "weights")
+    reference = launch(tmp_path / "b", *forking)
+    assert "begins with" in reference.stderr and launch(tmp_path / "c", *forking, KILL="10").returncode != 0
+    (tmp_path / "a").rename(tmp_path / "gone")
+    resumed = launch(tmp_path / "c", *forking)
+    assert "Resuming from checkpoint-8" in resumed.stderr, resumed.stderr
+    assert json.loads(resumed.stdout.splitlines()[-1]) == json.loads(reference.stdout.splitlines()[-1])

@@ -45,8 +45,10 @@ from training import (
     event,
     generator,
     lightning_deepspeed_on_cpu,
+    load_by_hand,
     noise,
     policy,
+    resume_option,
     trace,
     whole_weights,
 )
@@ -514,6 +516,13 @@ def accelerator() -> Any:
     return lightning_accelerator(pl.accelerators.Accelerator)
 
 
+class LoadingByHand(pl.Callback):
+    """Loads what another training has saved."""
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        load_by_hand(pl_module, trainer.optimizers[0])
+
+
 class Dumping(pl.Callback):
     """Writes down what was loaded."""
 
@@ -561,6 +570,8 @@ def plugins() -> list[Any]:
 
 def callbacks(model: Model, train: Any) -> list[Any]:
     found: list[Any] = [Dumping()] if CONFIG["dump"] else []
+    if CONFIG["loads"]:
+        found.append(LoadingByHand())
     if CONFIG["average"] == "ema":
         found.append(pl.callbacks.EMAWeightAveraging(decay=0.9))
     if CONFIG["average"] == "mean":
@@ -600,7 +611,7 @@ def resume_callback(model: Model, train: Any) -> Any:
     parts = {"average": model.average} if model.average else {}
     if CONFIG["register_generator"]:
         parts["generator"] = train.dataset.generator
-    return ResumeCallback(resume=CONFIG["resume"], keep=policy(), **CONFIG["callback"], **parts)
+    return ResumeCallback(resume=resume_option(), keep=policy(), **CONFIG["callback"], **parts)
 
 
 def finish(trainer: Any, model: Model) -> None:

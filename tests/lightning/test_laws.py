@@ -621,3 +621,10 @@ def test_the_loggers_of_lightning_continue_the_run(bench: contract.Bench, tmp_pa
         {"event": "on_train_batch_end", "step": 18},
     )
     stores.continue_the_run(bench, tmp_path, config, *kills)
+
+
+@pytest.mark.parametrize("take", contract.FORKS)
+def test_a_fork_equals_loading_by_hand(take: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    """A new run with the weights of another, and with its optimizer's state."""
+    changes = {"samples": 40}
+    contract.a_fork_equals_loading_by_hand(bench, tmp_path, {"augment": True}, reference, take, KILL, changes=changes)

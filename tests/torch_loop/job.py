@@ -25,7 +25,20 @@ from torch.nn.parallel import DistributedDataParallel
 import cycles
 from regression import FEATURES, Bare, Mapped, item
 
-from training import CONFIG, RANK, Ema, configure, digest, draws, event, keep_process_group, policy, trace
+from training import (
+    CONFIG,
+    RANK,
+    Ema,
+    configure,
+    digest,
+    draws,
+    event,
+    keep_process_group,
+    load_by_hand,
+    policy,
+    resume_option,
+    trace,
+)
 
 RANKS = int(os.environ.get("WORLD_SIZE", "1"))
 
@@ -150,7 +163,7 @@ class Job:
         return register_for_resume(
             run_directory,
             save_every=CONFIG["save_every"],
-            resume=CONFIG["resume"],
+            resume=resume_option(),
             keep=policy(),
             scaler=self.scaler,
             **CONFIG["options"],
@@ -276,6 +289,7 @@ def main() -> None:
         cycles.train_in_cycles(Cycles())
         return
     job = Job()
+    load_by_hand(job.plain, job.optimizer)
     if CONFIG["load"]:
         saved = torch.load(CONFIG["load"], weights_only=True)
         for name, each in job.saved().items():

@@ -244,3 +244,10 @@ def test_nodes_with_disks_of_their_own_resume_from_what_both_have(
     contract.nodes_with_own_disks_resume(
         bench, tmp_path, config, reference(config, ranks), kill, ranks=ranks, empty=empty
     )
+
+
+@pytest.mark.parametrize("take", contract.FORKS)
+def test_a_fork_equals_loading_by_hand(take: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    """A new run with the weights of another, and with its optimizer's state."""
+    changes = {"samples": 40}
+    contract.a_fork_equals_loading_by_hand(bench, tmp_path, {"augment": True}, reference, take, KILL, changes=changes)

@@ -14,8 +14,10 @@ from accelerate.utils import DistributedType
 from resume_adapters.accelerate import files
 from resume_adapters.accelerate.loaders import PreparedLoaders, PreparedLoaderState
 from resume_adapters.accelerate.schedules import steps_each
-from resume_adapters.accelerate.strategies import choose_strategy
+from resume_adapters.accelerate.strategies import ReplicatedStrategy, choose_strategy
 from resume_adapters.core.checkpoint.manifest import PartEntry
+from resume_adapters.core.checkpoint.native_files import read_weight_files
+from resume_adapters.core.checkpoint.parts import CheckpointReader
 from resume_adapters.core.checkpoint.thin import WeightsFiles
 from resume_adapters.core.choices import Stage
 from resume_adapters.core.loop import observed
@@ -27,7 +29,7 @@ from resume_adapters.core.observed.walk import Subjects
 from resume_adapters.core.patching import replaced
 from resume_adapters.core.saving.staging import StagingOptions
 from resume_adapters.core.session.context import RestoreContext
-from resume_adapters.core.session.framework import FrameworkFacts
+from resume_adapters.core.session.framework import ForkState, FrameworkFacts
 from resume_adapters.core.session.session import Session
 from resume_adapters.core.session.settings import LaunchSettings, read_settings
 from resume_adapters.core.state.records import Record, Source
@@ -235,6 +237,16 @@ class AccelerateFramework(LoopFramework):
         if context.launch is not None:
             self._saved_accumulation = context.launch.topology["gradient_accumulation_steps"]
         self._strategy.load(context)
+
+    def fork_state(self, reader: CheckpointReader) -> ForkState:
+        """Return models and optimizers in the order in which they were prepared."""
+        strategy, held = self._strategy, reader.files
+        if not isinstance(strategy, ReplicatedStrategy):
+            return super().fork_state(reader)
+        return ForkState(
+            [(each, read_weight_files([files.weights(held, at)])) for at, each in enumerate(strategy.models)],
+            lambda: [(each, files.pickled(held, "optimizer", at)) for at, each in enumerate(strategy.optimizers)],
+        )
 
     def load_rank_state(self, record: AccelerateRankState) -> None:
         """Restore the counts."""

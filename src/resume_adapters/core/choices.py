@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import os
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from resume_adapters.errors import UnsupportedSetting
 
 OnBatchChange = Literal["refuse", "keep-samples"]
 """What a resume with a different global batch size does."""
@@ -15,3 +19,33 @@ Stage = Literal["auto", "memory", "off"]
 
 Requeue = Literal["slurm"]
 """Which scheduler a run that leaves for its walltime asks to queue the job again."""
+
+Take = Literal["weights", "weights+optimizer"]
+"""What a new run takes of the checkpoint that it begins with."""
+
+
+@dataclass(frozen=True)
+class Fork:
+    """A value of ``resume``: begin a new run with a checkpoint of another, which it only reads.
+
+    From the first checkpoint of its own on the run resumes from itself, and the other one may be gone.
+
+    Args:
+        path: the checkpoint; of a run directory it is the newest.
+        take: ``"weights"``, or ``"weights+optimizer"``: the optimizers' state too, with the learning rate and the other
+            hyperparameters of this launch. All else begins as the launch has made it.
+
+    Raises:
+        UnsupportedSetting: ``path`` or ``take`` is not one.
+    """
+
+    path: str | os.PathLike[str]
+    take: Take = "weights"
+
+    def __post_init__(self) -> None:
+        is_path = isinstance(self.path, str | os.PathLike) and self.path not in ("", "auto", "scratch", "scratch!")
+        if not is_path or self.take not in get_args(Take):
+            raise UnsupportedSetting(
+                f"{self}: expected the path of a checkpoint or of a run directory, and to take one of "
+                f"{', '.join(get_args(Take))}"
+            )

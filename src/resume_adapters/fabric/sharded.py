@@ -16,10 +16,12 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from resume_adapters.core.checkpoint import distributed_metadata
 from resume_adapters.core.checkpoint.native_files import read_native
+from resume_adapters.core.checkpoint.parts import CheckpointReader
 from resume_adapters.core.checkpoint.thin import WeightsFiles
 from resume_adapters.core.loop.plain import TrainedObjects
 from resume_adapters.core.patching import replaced
 from resume_adapters.core.session.context import RestoreContext
+from resume_adapters.core.session.framework import ForkState, Framework
 from resume_adapters.core.session.rehearsal import NotRehearsed
 from resume_adapters.errors import UnsupportedSetting
 from resume_adapters.fabric.framework import FabricFramework
@@ -104,6 +106,14 @@ class ShardedFramework(FabricFramework):
                 set_optimizer_state_dict(model, optimizer, saved[each], options=options)
         context.verify_shards(self.sharded_state)
         self._load_each(context, objects.schedules, saved)
+
+    def fork_state(self, reader: CheckpointReader) -> ForkState:
+        """Refuse: each rank has shards.
+
+        Raises:
+            UnsupportedSetting: always.
+        """
+        return Framework.fork_state(self, reader)
 
     def _read_shards(self, context: RestoreContext) -> dict[str, Any]:
         """Return what a directory holds, of each tensor this rank's shard."""

@@ -16,6 +16,8 @@ from transformers.integrations.integration_utils import TensorBoardCallback
 
 from resume_adapters.core.checkpoint.files import CheckpointFiles
 from resume_adapters.core.checkpoint.manifest import PartEntry
+from resume_adapters.core.checkpoint.native_files import read_native
+from resume_adapters.core.checkpoint.parts import CheckpointReader
 from resume_adapters.core.checkpoint.thin import WeightsFiles
 from resume_adapters.core.checkpoint.validity import ForeignDetector
 from resume_adapters.core.choices import Stage
@@ -24,7 +26,7 @@ from resume_adapters.core.patching import replaced, unchanged_copy, wrapped
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.saving.staging import StagingOptions, own_methods
 from resume_adapters.core.session.context import RestoreContext
-from resume_adapters.core.session.framework import Framework, FrameworkFacts
+from resume_adapters.core.session.framework import ForkState, Framework, FrameworkFacts
 from resume_adapters.core.session.options import OptionsCallback
 from resume_adapters.core.session.rehearsal import NotRehearsed, copies
 from resume_adapters.core.session.settings import LaunchSettings
@@ -304,6 +306,15 @@ class TrainerFramework(Framework):
                 native()
             return
         self.weights.load(context.reader, native, has_own_loader=has_own_loader, verify=context.verify)
+
+    def fork_state(self, reader: CheckpointReader) -> ForkState:
+        """Return the model and the optimizer, each with what was saved of it."""
+        if not self._is_whole:
+            return super().fork_state(reader)
+        return ForkState(
+            [(self.trainer.model, self.weights.of_fork(reader))],
+            lambda: [(self.trainer.optimizer, read_native(reader.files.require("optimizer.pt")))],
+        )
 
     def load_optimizer(self, context: RestoreContext | None, native: Callable[[], None]) -> None:
         """Load optimizer and schedule by the trainer, where FSDP has sharded them too."""

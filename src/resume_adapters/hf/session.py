@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import math
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +22,7 @@ from resume_adapters.core.session.finished import Extent
 from resume_adapters.core.session.framework import CheckpointFacts
 from resume_adapters.core.session.held import SaveForm
 from resume_adapters.core.session.new_run import new_run
-from resume_adapters.core.session.options import ResumeOptions
+from resume_adapters.core.session.options import ResumeFrom, ResumeOptions
 from resume_adapters.core.session.rescale import GIVEN_IN_STEPS, Rescale
 from resume_adapters.core.session.session import Session
 from resume_adapters.core.session.settings import as_text
@@ -66,9 +65,7 @@ class TrainerSession:
         seconds: the time that earlier launches have trained.
     """
 
-    def __init__(
-        self, trainer: Any, options: ResumeOptions, resume: str | os.PathLike[str], ignore_keys: list[str] | None
-    ) -> None:
+    def __init__(self, trainer: Any, options: ResumeOptions, resume: ResumeFrom, ignore_keys: list[str] | None) -> None:
         cadence = options.cadence()
         require_supported(trainer, cadence)
         args = trainer.args
@@ -224,6 +221,8 @@ class TrainerSession:
                 self.framework.restore_running_values(context, self._resumed, is_resharded=is_resharded)
                 self._initial_step = self._resumed.counters.initial_step
                 self.seconds = self._resumed.counters.seconds
+        else:
+            self.session.fork()
         self.session.restorer.align_buckets()
 
     def _require_restored(self) -> None:

@@ -51,6 +51,9 @@ class ModelWeights:
         self._trainer = trainer
         self._saved_as_they_are: bool | None = None
         self._lost: set[str] = set()
+        self._has_foreign_base = (
+            False  # what adapters are around came from another run, and the script does not have it
+        )
 
     def beside_files(self, directory: Path) -> dict[str, Any] | None:
         """Return what a checkpoint must hold beside the files: live tensors, and digests of others.
@@ -65,7 +68,7 @@ class ModelWeights:
             return None
         model = self._trainer.model
         if has_adapters(model):
-            return dict(updated(model))
+            return _by_name(model) if self._has_foreign_base else dict(updated(model))
         if self._saved_as_they_are is None:
             found = files.weights(CheckpointFiles(LocalStorage(), directory, None))
             self._saved_as_they_are = are_saved_as_they_are(read_weight_files(found), model.state_dict())
@@ -147,11 +150,31 @@ class ModelWeights:
                     verify_weights(model, content, checkpoint)
             elif content and not has_own_loader:
                 self._convert(content, checkpoint)
+        if has_adapters(model) and not kept.keys() <= live.keys():
+            self._has_foreign_base, live = True, _by_name(model)
         with torch.no_grad():
             for name in live.keys() & kept.keys():
                 live[name].copy_(kept[name])
         if beside and verify:
             verify_digests({**beside, **weight_digests(kept)}, model.state_dict(), checkpoint)
+
+    def of_fork(self, reader: CheckpointReader) -> dict[str, Any]:
+        """Return the weights of a checkpoint under the names that a model has in memory.
+
+        Where peft has saved adapters, they are kept beside its files, and the frozen weights are those of now.
+        """
+        model, checkpoint = self._trainer.model, reader.files.checkpoint
+        content = read_weight_files(files.weights(reader.files))
+        beside = reader.part(LIVE_WEIGHTS) or {}
+        kept = {name: each for name, each in beside.items() if isinstance(each, torch.Tensor)}
+        if content and not has_adapters(model) and not have_names_of(content, model.state_dict()):
+            content = self._converted(content, checkpoint)
+        elif kept and not content:
+            content, trained = _by_name(model), updated(model)
+            self._has_foreign_base = not kept.keys() <= trained.keys()
+            return {**{name: each for name, each in content.items() if name not in trained}, **kept}
+        self._has_foreign_base = has_adapters(model)
+        return {**{name: content[key] for name, key in keys.canonical(content).items()}, **kept}
 
     def _convert(self, content: dict[str, Any], checkpoint: Path) -> None:
         """Load weights through ``from_pretrained``, which reverses what ``save_pretrained`` does to names and tensors.
@@ -159,12 +182,19 @@ class ModelWeights:
         Raises:
             StateMismatch: they do not fit the model.
         """
-        model = self._trainer.model
-        pretrained = self._trainer.accelerator.unwrap_model(model, keep_torch_compile=False)
-        if isinstance(pretrained, PreTrainedModel):
-            named = {name: content[key] for name, key in keys.canonical(content).items()}
-            content = _converted(pretrained, named, checkpoint)
-        load_weights(model, content, checkpoint)
+        load_weights(self._trainer.model, self._converted(content, checkpoint), checkpoint)
+
+    def _converted(self, content: dict[str, Any], checkpoint: Path) -> dict[str, Any]:
+        pretrained = self._trainer.accelerator.unwrap_model(self._trainer.model, keep_torch_compile=False)
+        if not isinstance(pretrained, PreTrainedModel):
+            return content
+        named = {name: content[key] for name, key in keys.canonical(content).items()}
+        return _converted(pretrained, named, checkpoint)
+
+
+def _by_name(model: Any) -> dict[str, Any]:
+    live = model.state_dict()
+    return {name: live[key] for name, key in keys.canonical(live).items()}
 
 
 def is_replaced(name: str, method: Any) -> bool:

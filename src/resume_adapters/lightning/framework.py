@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 from resume_adapters.core.checkpoint import distributed_metadata
 from resume_adapters.core.checkpoint.checkpoint import Checkpoint
 from resume_adapters.core.checkpoint.manifest import PartEntry
+from resume_adapters.core.checkpoint.parts import CheckpointReader
 from resume_adapters.core.checkpoint.thin import WeightsFiles
 from resume_adapters.core.choices import Stage
 from resume_adapters.core.log import logger
@@ -22,7 +24,7 @@ from resume_adapters.core.patching import replaced
 from resume_adapters.core.ranks import current_world_size
 from resume_adapters.core.saving.staging import StagingOptions, own_methods
 from resume_adapters.core.session.context import RestoreContext
-from resume_adapters.core.session.framework import Framework, FrameworkFacts
+from resume_adapters.core.session.framework import ForkState, Framework, FrameworkFacts
 from resume_adapters.core.session.loaders import missing_lines
 from resume_adapters.core.session.rehearsal import NotRehearsed, copies, overwrite
 from resume_adapters.core.session.rescale import Schedules
@@ -388,6 +390,18 @@ class LightningFramework(Framework):
         if lacking := own_objects.give_back(loaded, self.own_objects, self._roots()):
             raise context.mismatch(lacking, "a hook takes it back from this launch")
         self._loaded = dict(loaded)
+
+    def fork_state(self, reader: CheckpointReader) -> ForkState:
+        """Return the module and the optimizers, each with what was saved of it; no hook is called."""
+        trainer = self._trainer
+        if self.saves_directories or strategies.is_sharded(trainer) or self.engine is not None:
+            return super().fork_state(reader)
+        content = files.read(reader.files.checkpoint, _READ.__contains__)
+        states = content.get("optimizer_states", ())[: len(trainer.optimizers)]
+        return ForkState(
+            [(trainer.lightning_module, content["state_dict"])],
+            lambda: list(itertools.zip_longest(trainer.optimizers, states, fillvalue={})),
+        )
 
     def _fit_directories(self, context: RestoreContext, loaded: dict[str, Any]) -> None:
         """Give the paths in each ModelCheckpoint's state the run directory's present name."""

@@ -163,6 +163,10 @@ class FitSession:
         self._session.begin_settings()
         self._framework.remember_schedules(self._session.rescale.schedules)
 
+    def fork(self) -> None:
+        """Take what the launch names of another run's checkpoint; see :meth:`Session.fork`."""
+        self._session.fork()
+
     def restore_tuned(self) -> bool:
         """Restore what a finder had found before the first step; return whether it needs no search in this launch.
 

@@ -29,6 +29,7 @@ _INTERPRETER = re.compile(r"python(\d+(\.\d+)*)?")
 
 _OPTIONS = {
     "resume": ("HOW", 'auto, scratch, "scratch!" (sets checkpoints aside), or a path.'),
+    "take": (None, "Begin a new run with the weights of --resume PATH, until it has a checkpoint of its own."),
     "keep_last": ("N", "Keep the newest N checkpoints."),
     "keep_best": ("METRIC[:min|max[:N]]", "Keep the N best by a metric; may be given several times."),
     "keep_every": ("STEPS", "Keep multiples of STEPS steps."),

@@ -18,7 +18,7 @@ from resume_adapters.cli.render import age, ahead, escape, labels, number, size,
 from resume_adapters.cli.run_directory import RunDirectory, open_url, read_url
 from resume_adapters.core.checkpoint.checkpoint import CheckpointInfo
 from resume_adapters.core.checkpoint.layout import CONTROL
-from resume_adapters.core.checkpoint.manifest import describe_cursor
+from resume_adapters.core.checkpoint.manifest import Ancestry, Manifest, describe_cursor
 from resume_adapters.core.checkpoint.retention import parse_best
 from resume_adapters.core.run_directory.launches import WastedLaunch, goodput, wasted_launches
 from resume_adapters.core.run_directory.status import RunState, is_alive, observed_state
@@ -50,6 +50,7 @@ def list_checkpoints(
         document = {
             "run_directory": runs[0].place,
             "checkpoints": [_checkpoint(runs[0], row, marked) for row in runs[0].rows],
+            "ancestry": _ancestry(runs[0].newest),
             "recoveries": [] if url else _recoveries(runs[0].control().journal.history()),
         }
         show(document, json, lambda found: _list(found, wanted.metric if wanted else None))
@@ -120,6 +121,10 @@ def _entries(row: CheckpointInfo | None) -> list[Document]:
     return [msgspec.to_builtins(each) for each in (row.manifest.parts if row and row.manifest else ())]
 
 
+def _ancestry(manifest: Manifest | None) -> Document | None:
+    return msgspec.to_builtins(manifest.ancestry) if manifest and manifest.ancestry else None
+
+
 def _recoveries(history: Iterable[dict[str, Any]]) -> list[Document]:
     """Return the failures after which the run went on without a launch of its own, oldest first."""
     known = ("time", "level", "rank", "error", "step", "lost", "seconds")
@@ -157,6 +162,7 @@ def describe(run: RunDirectory) -> Document:
         "mirrors": msgspec.to_builtins(found.mirrors) if found else [],
         "resumes_from": _checkpoint(run, anchor, run.best(None)) if anchor else None,
         "cursor": anchor.manifest.cursor if anchor and anchor.manifest else {},
+        "ancestry": _ancestry(anchor.manifest if anchor else None),
         "parts": _entries(anchor),
         "recoveries": _recoveries(history),
         "goodput": goodput(run.launches(history, found)).share,
@@ -204,6 +210,8 @@ def _list(document: Document, metric: str | None) -> Iterator[RenderableType]:
     for row in rows:
         if row["state"] in ("damaged", "newer"):
             yield f"{escape(row['name'])} is {state(row['state'])}: {escape(row['reason'])}"
+    if document["ancestry"]:
+        yield f"forked from {escape(str(msgspec.convert(document['ancestry'], Ancestry)))}"
     for each in document["recoveries"]:
         yield f"recovered: {escape(_recovery(each))}"
 
@@ -264,6 +272,7 @@ def status_table(found: Document) -> Table:
             "updated": f"{age(found['updated'])} ago" if found["updated"] else "",
             "resumes from": f"{escape(anchor['name'])} ({anchor['state']})" if anchor else nothing,
             "cursor": escape(describe_cursor(found["cursor"])),
+            "forked from": escape(str(msgspec.convert(found["ancestry"], Ancestry))) if found["ancestry"] else "",
             "recoveries": escape(f"{len(recoveries)}; the last {_recovery(recoveries[-1])}") if recoveries else "",
             "goodput": f"{found['goodput']:.1%} of the wall time" if found["goodput"] is not None else "",
             "no progress": escape(_without_progress(found)),

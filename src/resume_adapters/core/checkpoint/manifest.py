@@ -58,6 +58,28 @@ class PartEntry(msgspec.Struct, frozen=True):
     note: str = ""
 
 
+class Ancestry(msgspec.Struct, frozen=True):
+    """The checkpoint of another run with which a run has begun.
+
+    Attributes:
+        run: the run directory of the other.
+        checkpoint: its name there.
+        step: its optimizer steps.
+        taken: the parts of the state that are its.
+        fresh: the parts that began as the first launch of this run had made them.
+    """
+
+    run: str
+    checkpoint: str
+    step: Count
+    taken: tuple[str, ...]
+    fresh: tuple[str, ...]
+
+    def __str__(self) -> str:
+        taken, fresh = ", ".join(self.taken), ", ".join(self.fresh)
+        return f"{self.run}/{self.checkpoint} (step {self.step}): {taken}; fresh: {fresh}"
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """What a committed checkpoint contains.
 
@@ -79,6 +101,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         package: version of resume-adapters that wrote it.
         framework: framework and version, for example ``"transformers 5.23.0"``.
         weights_only: all but the framework's files of weights was removed; nothing resumes from it.
+        ancestry: the checkpoint of another run with which this run has begun; ``None`` where it began by itself.
     """
 
     format: int = 1
@@ -98,6 +121,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     package: str = ""
     framework: str = ""
     weights_only: bool = False
+    ancestry: Ancestry | None = None
 
     @property
     def bytes(self) -> int:

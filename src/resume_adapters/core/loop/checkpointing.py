@@ -108,6 +108,7 @@ class LoopCheckpointing:
         context = self._session.open()
         self._session.begin_settings()
         if context is None:
+            self._session.fork()
             restorer.align_buckets()
             return Resumed()
         context.require_architecture(framework.state_dict())

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.checkpoint.native_files import read_native
+from resume_adapters.core.checkpoint.parts import CheckpointReader
 from resume_adapters.core.checkpoint.thin import WeightsFiles
 from resume_adapters.core.checkpoint.validity import NoForeign
 from resume_adapters.core.dataloader.progress import batch_size
@@ -26,7 +27,7 @@ from resume_adapters.core.observed.walk import Subjects
 from resume_adapters.core.patching import wrapped
 from resume_adapters.core.ranks import current_world_size
 from resume_adapters.core.session.context import RestoreContext
-from resume_adapters.core.session.framework import FrameworkFacts, Trackers
+from resume_adapters.core.session.framework import ForkState, FrameworkFacts, Trackers
 from resume_adapters.core.session.session import Session
 from resume_adapters.core.session.settings import LaunchSettings, read_settings
 from resume_adapters.core.state import keys
@@ -228,6 +229,14 @@ class PlainFramework(LoopFramework):
                 verify_equal(name, saved[name], loaded.state_dict())
         for schedule in self._objects.schedules.values():
             context.rescale.schedules.remember(schedule)
+
+    def fork_state(self, reader: CheckpointReader) -> ForkState:
+        """Return models and optimizers, each with what was saved under its name."""
+        objects, saved = self._objects, read_native(reader.files.require(self.file))
+        return ForkState(
+            [(each, saved.get(name, {})) for name, each in objects.models.items()],
+            lambda: [(each, saved.get(name, {})) for name, each in objects.optimizers.items()],
+        )
 
     # ---- Ending
 

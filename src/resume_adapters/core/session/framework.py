@@ -6,13 +6,14 @@ to keep is the core's business.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from resume_adapters.core.checkpoint.manifest import PartEntry
+from resume_adapters.core.checkpoint.parts import CheckpointReader
 from resume_adapters.core.checkpoint.thin import WeightsFiles
 from resume_adapters.core.checkpoint.validity import ForeignDetector
 from resume_adapters.core.choices import Stage
@@ -22,6 +23,7 @@ from resume_adapters.core.session.layout import Layout
 from resume_adapters.core.session.records import RankState
 from resume_adapters.core.session.settings import LaunchSettings
 from resume_adapters.core.state.stateful import Stateful
+from resume_adapters.errors import UnsupportedSetting
 
 if TYPE_CHECKING:
     from resume_adapters.core.session.context import RestoreContext
@@ -70,6 +72,18 @@ class FrameworkFacts:
     def __post_init__(self) -> None:
         if not self.topology:
             object.__setattr__(self, "topology", {"gradient_accumulation_steps": self.accumulation})
+
+
+class ForkState(NamedTuple):
+    """What a new run can take of a checkpoint of another.
+
+    Attributes:
+        models: each model with what was saved of it; nothing where it was saved under another name.
+        optimizers: returns each optimizer with what was saved of it, likewise.
+    """
+
+    models: Sequence[tuple[Any, Mapping[str, Any]]]
+    optimizers: Callable[[], Sequence[tuple[Any, Mapping[str, Any]]]]
 
 
 class Framework(Protocol):
@@ -136,6 +150,18 @@ class Framework(Protocol):
 
     def describe(self) -> Sequence[PartEntry]:
         """Return an entry for each part that the framework saves, and for what nobody captures."""
+
+    def fork_state(self, reader: CheckpointReader) -> ForkState:
+        """Return what a fork can take of a checkpoint.
+
+        Raises:
+            UnsupportedSetting: no process has the whole of what is trained.
+            ResumeError: the checkpoint does not hold it.
+        """
+        raise UnsupportedSetting(
+            f"a new run of {self.about.label} cannot begin with {reader.files.checkpoint} where weights are sharded or "
+            "an engine has them: load them in the script, from the file that `resume-adapters export` writes"
+        )
 
     def close(self) -> None:
         """Undo what was patched, hooked or registered in the framework for this training call."""

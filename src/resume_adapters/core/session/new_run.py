@@ -9,6 +9,7 @@ import os
 from typing import Any
 
 from resume_adapters.core.checkpoint.retention import KeepAll, Policy
+from resume_adapters.core.choices import Fork
 from resume_adapters.core.ranks import Ranks
 from resume_adapters.core.run.context import RunOptions
 from resume_adapters.core.run.run import ResumableRun
@@ -44,10 +45,11 @@ def new_run(
     """
     keep = keep if options.keep is None else options.keep
     stop = options.stop
-    given = RunOptions(
+    given = options.resume if resume is None else resume
+    run_options = RunOptions(
         framework=framework.about.label,
         foreign=framework.foreign,
-        resume=options.resume if resume is None else resume,
+        resume="auto" if isinstance(given, Fork) else given,
         keep=KeepAll() if keep is None else keep,
         stop=StopOn() if stop is None else stop,
         cadence=options.cadence(),
@@ -57,4 +59,4 @@ def new_run(
         weights=framework.weights_files(),
         **of_framework,
     )
-    return ResumableRun(directory, given, ranks=ranks, storage=storage)
+    return ResumableRun(directory, run_options, ranks=ranks, storage=storage)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from resume_adapters.core.checkpoint.retention import KeepLast, Policy, join_policies, parse_best, parse_period
-from resume_adapters.core.choices import OnBatchChange, OnSaveError, Requeue, Stage
+from resume_adapters.core.choices import Fork, OnBatchChange, OnSaveError, Requeue, Stage, Take
 from resume_adapters.core.requirements import did_you_mean
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.saving.cadence import Cadence, SaveEvery, chosen
@@ -24,8 +24,8 @@ from resume_adapters.core.stop.policy import StopOn
 from resume_adapters.core.tiers.options import Memory, Mirror, Remote, mirror_of, require_mirrors
 from resume_adapters.errors import UnsupportedSetting
 
-ResumeFrom = Literal["auto", "scratch", "scratch!"] | str | os.PathLike[str]
-"""What a run is to resume from: a word, or the path of a checkpoint."""
+ResumeFrom = Literal["auto", "scratch", "scratch!"] | str | os.PathLike[str] | Fork
+"""What a run is to resume from: a word, the path of a checkpoint, or what it takes of one."""
 
 _WORDS = ("auto", "scratch", "scratch!")
 """What ``resume`` may be beside a path."""
@@ -38,7 +38,8 @@ class ResumeOptions:
     Attributes:
         resume: ``"auto"``: the latest valid checkpoint, else zero. ``"scratch"``: zero, refused if there are committed
             checkpoints. ``"scratch!"``: zero; each launch moves the checkpoints that it finds to
-            ``.resume/set-aside``. A path: that checkpoint, until the run has one of its own.
+            ``.resume/set-aside``. A path: that checkpoint, until the run has one of its own. A :class:`Fork`: its
+            weights, likewise.
         keep: a retention policy; ``None`` for the adapter's default, which it documents.
         stop: what asks the run to save and leave: signals, the walltime, a stop file.
         save_every: optimizer steps, a ``timedelta``, or ``"auto"``: as often as is worth its cost; ``None`` for the
@@ -78,12 +79,12 @@ class ResumeOptions:
         given = self.resume
         is_name = isinstance(given, str) and Path(given).name == given and given not in _WORDS
         question = did_you_mean(str(given), _WORDS) if is_name else ""
-        if isinstance(given, str | os.PathLike) and not question:
+        if isinstance(given, str | os.PathLike | Fork) and not question:
             return
         hint = f"{question} A path of that name is ./{given}. Expected" if question else "expected"
         raise UnsupportedSetting(
             f'resume={given!r}: {hint} "auto", the default (the latest checkpoint, or a start from zero), "scratch" (a '
-            'start from zero), "scratch!" (checkpoints are set aside first), or the path of a checkpoint'
+            'start from zero), "scratch!" (checkpoints are set aside first), the path of a checkpoint, or a Fork of it'
         )
 
     @property
@@ -227,6 +228,7 @@ class TextOptions(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unkno
 
     Attributes:
         resume: ``"auto"``, ``"scratch"``, ``"scratch!"`` or a path.
+        take: what a :class:`Fork` takes of that path.
         keep_last, keep_best, keep_every, keep_within: a retention policy, as ``resume-adapters prune`` takes it.
         save_every: optimizer steps, a period such as ``"30m"``, or ``"auto"``.
         mtbf: mean time between failures, a period.
@@ -239,6 +241,7 @@ class TextOptions(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unkno
     """
 
     resume: str = "auto"
+    take: Take | None = None
     keep_last: int | None = None
     keep_best: list[str] = []
     keep_every: int | None = None
@@ -263,8 +266,9 @@ class TextOptions(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unkno
         Raises:
             UnsupportedSetting: a policy, a period or a duration is invalid.
         """
-        as_given = ("resume", "verify", "on_batch_change", "on_save_error", "stage")
+        as_given = ("verify", "on_batch_change", "on_save_error", "stage")
         return {
+            "resume": self.resume if self.take is None else Fork(self.resume, self.take),
             **{name: getattr(self, name) for name in as_given},
             "keep": self._keep(),
             "stop": StopOn(

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from resume_adapters.core.checkpoint.checkpoint import Checkpoint
-from resume_adapters.core.checkpoint.manifest import Manifest, PartEntry, finite_metrics
+from resume_adapters.core.checkpoint.manifest import Ancestry, Manifest, PartEntry, finite_metrics
 from resume_adapters.core.checkpoint.native_files import require_loadable
 from resume_adapters.core.checkpoint.writer import CallContent, Captured
+from resume_adapters.core.choices import Fork
 from resume_adapters.core.log import logger
 from resume_adapters.core.observed.paths import is_module
 from resume_adapters.core.observed.variables import ScriptVariables
@@ -31,6 +32,7 @@ from resume_adapters.core.run.step_control import GO_ON, Decision
 from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.session.context import BestCheckpoint, RestoreContext
 from resume_adapters.core.session.finished import Extent, mark_finished, require_continuation
+from resume_adapters.core.session.fork import fork
 from resume_adapters.core.session.framework import CheckpointFacts, Framework, TrainingLoop
 from resume_adapters.core.session.held import HeldCall, SaveForm
 from resume_adapters.core.session.loaders import LoaderRestorer
@@ -117,6 +119,7 @@ class Session:
         self.observed = ObservedState(self.subjects, framework.about.registers)
         self._variables = ScriptVariables(lambda: [*self.subjects().captured, *self.subjects().roots.values()])
         self._has_loaded_observed = False
+        self._ancestry: Ancestry | None = None
         self.constants = Constants()
         self._is_rehearsed = False
         self._architecture: dict[str, str] | None = None
@@ -151,6 +154,20 @@ class Session:
     def resumed_manifest(self) -> Manifest | None:
         """The manifest of what this call resumes from; ``None`` for a fresh start and a foreign checkpoint."""
         return self.context.checkpoint.manifest if self.context else None
+
+    def fork(self) -> None:
+        """Take what the launch names of another run's checkpoint, where this run has none of its own.
+
+        Call it before the first step, when the models and optimizers are made.
+
+        Raises:
+            ResumeError: it cannot be taken; see :func:`~resume_adapters.core.session.fork.fork`.
+        """
+        given = self.options.resume
+        if isinstance(given, Fork) and self.context is None and self.run.resumed is None:
+            entries = [*self.framework.describe(), *self.part_entries.captured(self.framework.parts(), counters="")]
+            known = dict.fromkeys(each.name for each in entries if each.by != "missing")
+            self._ancestry = fork(self.run, self.framework, given, list(known), verify=self.options.verify)
 
     def random_state(self) -> dict[str, Any]:
         """Return the random state of the process and of the user's generators."""
@@ -463,6 +480,7 @@ class Session:
             "epoch": facts.epoch,
             "metrics": finite_metrics(metrics),
             "best": self.best.of_manifest(facts.best, name, resumed.best if resumed else None),
+            "ancestry": self._ancestry or (resumed.ancestry if resumed else None),
         }
 
     def architecture(self) -> dict[str, str]:
