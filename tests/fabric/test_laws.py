@@ -203,18 +203,12 @@ def test_the_files_are_those_of_the_bare_save(ranks: str, bench: contract.Bench,
     contract.staged_equals_bare(bench, reference, config, ranks={"one": 1, "two": 2}[ranks])
 
 
-OWN_DISKS: dict[str, tuple[int, dict[str, Any]]] = {
-    "two-ranks": (2, {"samples": 100, "evaluate": True}),
-}
-
-
 @contract.needs_own_disks
-@pytest.mark.parametrize("case", often(OWN_DISKS, "two-ranks"))
 def test_nodes_with_disks_of_their_own_resume_from_what_both_have(
-    case: str, bench: contract.Bench, reference: Any, tmp_path: Path
+    bench: contract.Bench, reference: Any, tmp_path: Path
 ) -> None:
-    ranks, config = OWN_DISKS[case]
-    contract.nodes_with_own_disks_resume(bench, tmp_path, config, reference(config, ranks), KILL, ranks=ranks)
+    config: dict[str, Any] = {"samples": 100, "evaluate": True}
+    contract.nodes_with_own_disks_resume(bench, tmp_path, config, reference(config, 2), KILL)
 
 
 @pytest.mark.parametrize("take", contract.FORKS)
