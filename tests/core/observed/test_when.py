@@ -159,6 +159,14 @@ def test_what_is_captured_and_what_is_not_is_said_once() -> None:
     assert state.new_entries() == [] and state.describe() == [captured, missing]
 
 
+def test_before_it_begins_nothing_is_looked_at() -> None:
+    looked: list[None] = []
+    state = ObservedState(lambda: (looked.append(None), Subjects({}))[1], "register")
+    state.before_save()
+    state.before_hold(compares=True)
+    assert state.capture() == looked == []
+
+
 def test_what_first_changes_late_is_found_at_any_save_and_objects_are_looked_up_at_the_first_ones() -> None:
     """A phase that begins late, an average that is made late, a layer that is frozen late, a listener."""
     trainer: Any = Trainer()
@@ -198,6 +206,24 @@ def test_before_it_begins_what_the_checkpoint_held_is_saved_again(tmp_path: Path
     again = ObservedState(lambda: Subjects({"trainer": Trainer()}), "register")
     again.load(*saved)
     assert again.capture() == saved[0] and again.parts()["observed_tensors"].state_dict() == saved[1]
+
+
+def test_the_first_step_after_a_failure_is_not_looked_at_and_two_later_ones_are() -> None:
+    trainer: Any = Trainer()
+    trainer.head = torch.nn.Linear(2, 2)
+    walks: list[int] = []
+    subjects = Subjects({"trainer": trainer}, stepped=list(trainer.head.parameters()))
+    state = ObservedState(lambda: walks.append(0) or subjects, "register")  # type: ignore[func-returns-value]
+    state.before_hold(compares=True)
+    state.begin()
+    trainer.count = 1
+    trainer.head.weight.grad = torch.ones(2, 2)
+    state.before_hold(compares=False)
+    assert [str(each.path) for each in state.capture()] == ["optimizer.params[0].grad"]
+    for _ in range(3):
+        state.before_hold(compares=True)
+        assert "trainer.count" in [str(each.path) for each in state.capture()]
+    assert len(walks) == 3
 
 
 def test_an_evaluation_that_is_done_again_finds_the_state_of_before() -> None:
