@@ -66,22 +66,16 @@ def test_however_a_loop_ends_everything_is_undone(end: str, tmp_path: Path) -> N
     assert not left_behind(before)
 
 
-def test_a_stop_of_a_loop_without_with_undoes_everything(tmp_path: Path) -> None:
+@pytest.mark.parametrize("early", [False, True], ids=["at a step", "before the first step"])
+def test_a_stop_of_a_loop_without_with_undoes_everything(tmp_path: Path, early: bool) -> None:
     before = effects()
     launch = Launch(tmp_path, stop)
+    if early:
+        launch.loop.resume()
+        stop(launch)
     with pytest.raises(Stopped):
         launch._plain(launch.loader())
-    require_closed(launch)
-    assert not left_behind(before)
-
-
-def test_a_stop_before_the_first_step_undoes_everything(tmp_path: Path) -> None:
-    before = effects()
-    launch = Launch(tmp_path)
-    launch.loop.resume()
-    launch.run.flag.request("SIGTERM")
-    with pytest.raises(Stopped):
-        launch._plain(launch.loader())
+    assert bool(launch.trace) is not early, "an early one leaves at the first batch"
     require_closed(launch)
     assert not left_behind(before)
 
@@ -91,6 +85,7 @@ def test_a_loop_that_never_began_undoes_what_it_made(tmp_path: Path) -> None:
     with launch.loop:
         pass
     require_closed(launch)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_resume_that_fails_undoes_everything(tmp_path: Path) -> None:

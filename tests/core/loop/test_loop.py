@@ -274,15 +274,6 @@ def test_a_halt_saves_and_the_run_does_not_start_again(tmp_path: Path, at: int, 
         Launch(tmp_path)()
 
 
-def test_a_stop_before_the_first_step_leaves_at_the_first_batch(tmp_path: Path) -> None:
-    launch = Launch(tmp_path)
-    launch.loop.resume()
-    launch.run.flag.request("SIGTERM")
-    with pytest.raises(Stopped):
-        launch()
-    assert not launch.trace
-
-
 def test_an_error_of_the_script_is_recorded(tmp_path: Path) -> None:
     def fail(launch: Launch) -> None:
         raise ZeroDivisionError("one by zero")
@@ -355,12 +346,6 @@ def test_a_cell_that_was_interrupted_and_is_run_again_is_refused_until_the_run_i
         cell()
     assert len(first.trace) == 9
     assert Launch(tmp_path / "run")().end == expected.end
-
-
-def test_a_loop_that_never_began_finishes_nothing(tmp_path: Path) -> None:
-    with Launch(tmp_path).loop:
-        pass
-    assert not list(tmp_path.iterdir())
 
 
 def test_an_end_must_be_known(tmp_path: Path) -> None:

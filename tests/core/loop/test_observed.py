@@ -138,13 +138,7 @@ def test_a_scheduler_of_another_library_resumes(tmp_path: Path) -> None:
         framework.train = step  # type: ignore[method-assign]
         return found
 
-    undisturbed = made(tmp_path / "whole")()
-    for after in (5, 6):
-        with pytest.raises(Killed):
-            made(tmp_path / "killed", killed_after(after))()
-    resumed = made(tmp_path / "killed")()
-    assert resumed.end == undisturbed.end
-    assert resumed.trace == undisturbed.trace[-len(resumed.trace) :]
+    killed_equals_whole(tmp_path, made)
     assert "schedulers['OtherScheduler of optimizer 0']" in contract.parts(tmp_path / "killed")["observed"]
 
 

@@ -200,14 +200,6 @@ def test_conjugate_and_negative_views_come_back_by_value() -> None:
         assert first_difference(back, lazy) is None
 
 
-def test_a_real_optimizer_comes_back() -> None:
-    model = torch.nn.Linear(3, 2)
-    optimizer = torch.optim.AdamW(model.parameters(), fused=False)
-    model(torch.ones(1, 3)).sum().backward()
-    optimizer.step()
-    assert same(optimizer.state_dict(), through_disk(optimizer.state_dict()))
-
-
 class Colour(enum.IntEnum):
     RED = 3
 

@@ -61,7 +61,3 @@ def test_what_does_not_fit_is_named() -> None:
     assert found.saved_by_live == {"a": "module.a"}
     assert found.missing == ("new",)
     assert found.unexpected == ("module.old",)
-
-
-def test_no_keys_are_no_keys() -> None:
-    assert canonical([]) == {}

@@ -78,14 +78,6 @@ def test_another_generator_of_numpy_is_captured_too() -> None:
         np.random.set_bit_generator(former)  # type: ignore[attr-defined]
 
 
-def test_a_captured_state_does_not_move_with_the_generators() -> None:
-    seed(1)
-    state = rng.capture()
-    before = encoding.digest_of(state)
-    draw()
-    assert encoding.digest_of(state) == before
-
-
 def test_a_state_packed_for_a_pipe_is_the_same_state() -> None:
     seed(3)
     draw()

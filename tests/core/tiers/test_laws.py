@@ -94,11 +94,22 @@ def lose(directory: Path) -> None:
     shutil.rmtree(directory)
 
 
+def train_and_lose(directory: Path, mirror: list[Remote], *steps: int) -> None:
+    finish(train(directory, mirror, *steps), steps[-1])
+    lose(directory)
+
+
+def resumed(directory: Path, mirror: list[Remote]) -> tuple[int, str | None]:
+    """Start, and leave at once; return the step and the text of what it has resumed."""
+    job = Miniature(directory, mirror=mirror)
+    job.run.close()
+    return job.step, job.text
+
+
 def test_an_empty_machine_resumes_from_the_newest_copy(
     tmp_path: Path, shape: None, remote: Mirror, store: FaultyStore
 ) -> None:
-    finish(train(tmp_path / "a", remote(), 1, 2, 3), 3)
-    lose(tmp_path / "a")
+    train_and_lose(tmp_path / "a", remote(), 1, 2, 3)
     job = Miniature(tmp_path / "b", mirror=remote())
     assert (job.step, job.text) == (3, "state at 3")
     assert committed(tmp_path / "b") == {miniature.name(3): 3}
@@ -157,16 +168,13 @@ def test_killed_before_any_request_of_a_copy_the_newest_manifest_resumes(
     assert found == ([1] if number <= 4 else [1, 2] if number <= 5 else [2])
     job.run.close()
     lose(tmp_path / "a")
-    job = Miniature(tmp_path / "b", mirror=remote())
-    assert (job.step, job.text) == (found[-1], f"state at {found[-1]}")
-    job.run.close()
+    assert resumed(tmp_path / "b", remote()) == (found[-1], f"state at {found[-1]}")
 
 
 def test_a_damaged_copy_is_found_and_the_one_before_taken(
     tmp_path: Path, shape: None, remote: Mirror, store: FaultyStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    finish(train(tmp_path / "a", remote(), 1, 2), 2)
-    lose(tmp_path / "a")
+    train_and_lose(tmp_path / "a", remote(), 1, 2)
     key = next(key for key in store._store.list() if f"{miniature.name(2)}/" in key and key.endswith("ema.safetensors"))
     content = bytearray(store.get(key))
     content[-1] ^= 1
@@ -187,21 +195,6 @@ class Reading(LocalStorage):
     def digest(self, path: Path, *, skip_holes: bool = False) -> tuple[int, str]:
         self.digested.append(path.name)
         return super().digest(path, skip_holes=skip_holes)
-
-
-def test_what_was_compared_on_its_way_is_not_read_again(
-    tmp_path: Path, shape: None, remote: Mirror, store: FaultyStore
-) -> None:
-    """A start that finds it in its run directory reads it, and so does one that fetches another one."""
-    finish(train(tmp_path / "a", remote(), 1, 2), 2)
-    lose(tmp_path / "a")
-    storage = Reading()
-    job = Miniature(tmp_path / "b", mirror=remote(), storage=storage)
-    assert (job.step, job.text, storage.digested) == (2, "state at 2", [])
-    job.run.close()
-    job = Miniature(tmp_path / "b", mirror=remote(), storage=storage)
-    assert job.step == 2 and "ema.safetensors" in storage.digested
-    job.run.close()
 
 
 def test_only_what_was_compared_on_its_way_is_not_read_again(
@@ -226,8 +219,7 @@ def test_only_what_was_compared_on_its_way_is_not_read_again(
 def test_where_every_copy_is_damaged_the_run_does_not_begin_from_zero(
     tmp_path: Path, remote: Mirror, store: FaultyStore, fault: str
 ) -> None:
-    finish(train(tmp_path / "a", remote(), 1), 1)
-    lose(tmp_path / "a")
+    train_and_lose(tmp_path / "a", remote(), 1)
     end = "manifest.json" if fault == "manifest" else "model.bin"
     key = next(key for key in store._store.list() if key.endswith(end))
     if fault == "missing":
@@ -250,26 +242,11 @@ def test_a_damaged_local_checkpoint_is_replaced_by_its_copy(tmp_path: Path, remo
     job.run.close()
 
 
-def test_an_answer_that_is_cut_off_is_asked_for_again_and_then_refused(
-    tmp_path: Path, remote: Mirror, store: FaultyStore
-) -> None:
-    finish(train(tmp_path / "a", remote(), 1), 1)
-    lose(tmp_path / "a")
-    store.cuts = 1
-    with pytest.raises(NoValidCheckpoint, match="its manifest says"):
-        Miniature(tmp_path / "b", mirror=remote())
-    store.cuts = 0
-    job = Miniature(tmp_path / "b", mirror=remote())
-    assert job.step == 1
-    job.run.close()
-
-
 def test_a_copy_that_cannot_be_read_is_passed_over(
     tmp_path: Path, shape: None, remote: Mirror, store: FaultyStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A store may archive or refuse one object, and have the others."""
-    finish(train(tmp_path / "a", remote(), 1, 2), 2)
-    lose(tmp_path / "a")
+    train_and_lose(tmp_path / "a", remote(), 1, 2)
     store.refuses = lambda key: key.startswith(f"{miniature.name(2)}/") and not key.endswith("manifest.json")
     job = Miniature(tmp_path / "b", mirror=remote())
     assert (job.step, job.text, leftovers(tmp_path / "b")) == (1, "state at 1", [])
@@ -280,15 +257,12 @@ def test_a_copy_that_cannot_be_read_is_passed_over(
     with pytest.raises(TierUnavailable, match=r"could not read .*checkpoint-\d.*: access is denied"):
         Miniature(tmp_path / "b", mirror=remote())
     store.refuses = lambda key: False
-    job = Miniature(tmp_path / "b", mirror=remote())
-    assert job.step == 2
-    job.run.close()
+    assert resumed(tmp_path / "b", remote())[0] == 2
 
 
 def test_what_the_run_cannot_use_of_a_mirror_is_passed_over(tmp_path: Path, remote: Mirror, store: FaultyStore) -> None:
     """It arrives whole, and is not what this run can go on from."""
-    finish(train(tmp_path / "a", remote(), 1, 2), 2)
-    lose(tmp_path / "a")
+    train_and_lose(tmp_path / "a", remote(), 1, 2)
 
     def resumed(*usable: int) -> Checkpoint | None:
         def require_usable(checkpoint: Checkpoint) -> None:
@@ -311,8 +285,7 @@ def test_what_the_run_cannot_use_of_a_mirror_is_passed_over(tmp_path: Path, remo
 def test_a_checkpoint_of_the_bare_framework_is_older_than_any_of_the_mirror(
     tmp_path: Path, remote: Mirror, store: FaultyStore, step: int
 ) -> None:
-    finish(train(tmp_path / "a", remote(), 2), 2)
-    lose(tmp_path / "a")
+    train_and_lose(tmp_path / "a", remote(), 2)
     (tmp_path / "b" / "checkpoint-foreign").mkdir(parents=True)
     foreign = Foreign(lambda path: ForeignStep(step) if path.name == "checkpoint-foreign" else None)
     job = Miniature(tmp_path / "b", mirror=remote(), foreign=foreign)
@@ -336,8 +309,7 @@ def test_what_has_no_name_that_a_framework_gives_is_passed_over_by_name(
     tmp_path: Path, remote: Mirror, store: FaultyStore, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
     """It would be written under that name, over what is there."""
-    finish(train(tmp_path / "a", remote(), 1, 2), 2)
-    lose(tmp_path / "a")
+    train_and_lose(tmp_path / "a", remote(), 1, 2)
     for key in store._store.list("checkpoint-2/"):
         store._store.put(key.replace("checkpoint-2", name), store.get(key))
         store._store.discard([key])
@@ -363,8 +335,7 @@ def forge(store: FaultyStore, key: str, **fields: Any) -> None:
 def test_a_time_that_no_clock_says_is_passed_over_by_name(
     tmp_path: Path, remote: Mirror, store: FaultyStore, caplog: pytest.LogCaptureFixture, written: float
 ) -> None:
-    finish(train(tmp_path / "a", remote(), 1, 2), 2)
-    lose(tmp_path / "a")
+    train_and_lose(tmp_path / "a", remote(), 1, 2)
     key = manifest_of(store, 2)
     forge(store, key, written=written)
     job = begin(tmp_path / "b", remote())
@@ -376,8 +347,7 @@ def test_a_copy_whose_paths_cannot_be_written_here_gives_way_to_an_older_one(
     tmp_path: Path, remote: Mirror, store: FaultyStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The path is one that a manifest may have, and too long below this run directory."""
-    finish(train(tmp_path / "a", remote(), 1, 2), 2)
-    lose(tmp_path / "a")
+    train_and_lose(tmp_path / "a", remote(), 1, 2)
     key, path = manifest_of(store, 2), "/".join(["d" * 200] * 4)
     found = decode_manifest(store.get(key))
     model = next(each for each in found.files if each.path == "model.bin")
@@ -395,8 +365,7 @@ def test_a_copy_that_lacks_bytes_is_not_fetched(
     tmp_path: Path, shape: None, remote: Mirror, store: FaultyStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The store knows the sizes: nothing is read for a manifest that claims what is not there."""
-    finish(train(tmp_path / "a", remote(), 1, 2), 2)
-    lose(tmp_path / "a")
+    train_and_lose(tmp_path / "a", remote(), 1, 2)
     key = manifest_of(store, 2)
     forge(store, key, files=tuple(replace(each, bytes=1 << 49) for each in decode_manifest(store.get(key)).files[:1]))
     job = Miniature(tmp_path / "b", mirror=remote())
@@ -406,19 +375,15 @@ def test_a_copy_that_lacks_bytes_is_not_fetched(
 
 
 def test_what_a_listing_does_not_have_yet_is_read(tmp_path: Path, remote: Mirror, store: FaultyStore) -> None:
-    finish(train(tmp_path / "a", remote(), 1, 2), 2)
-    lose(tmp_path / "a")
+    train_and_lose(tmp_path / "a", remote(), 1, 2)
     store.hides = lambda key: key.endswith("model.bin")
-    job = Miniature(tmp_path / "b", mirror=remote())
-    assert (job.step, job.text) == (2, "state at 2")
-    job.run.close()
+    assert resumed(tmp_path / "b", remote()) == (2, "state at 2")
 
 
 def test_where_the_newest_copy_has_no_room_the_run_goes_back_to_no_older_one(
     tmp_path: Path, shape: None, remote: Mirror, store: FaultyStore
 ) -> None:
-    finish(train(tmp_path / "a", remote(), 1, 2), 2)
-    lose(tmp_path / "a")
+    train_and_lose(tmp_path / "a", remote(), 1, 2)
 
     class Full(LocalStorage):
         def free_bytes(self, path: Path) -> int:
@@ -427,9 +392,7 @@ def test_where_the_newest_copy_has_no_room_the_run_goes_back_to_no_older_one(
     with pytest.raises(RunDirectoryUnusable, match=r"has \d+ B, and .* has 10 B free: free space, or remove it there"):
         Miniature(tmp_path / "b", mirror=remote(), storage=Full())
     assert committed(tmp_path / "b") == {} and leftovers(tmp_path / "b") == []
-    job = Miniature(tmp_path / "b", mirror=remote())
-    assert job.step == 2
-    job.run.close()
+    assert resumed(tmp_path / "b", remote())[0] == 2
 
 
 def test_a_manifest_that_is_damaged_is_said_once(
@@ -460,9 +423,7 @@ def test_a_file_that_the_store_has_lost_is_copied_again(tmp_path: Path, remote: 
     (behind,) = [entry for entry in journal if entry["event"] == "mirror-behind"]
     assert "model.bin has no bytes" in behind["reason"]
     lose(tmp_path / "a")
-    job = Miniature(tmp_path / "b", mirror=remote())
-    assert (job.step, job.text) == (1, "state at 1")
-    job.run.close()
+    assert resumed(tmp_path / "b", remote()) == (1, "state at 1")
 
 
 def test_of_two_jobs_with_one_mirror_the_earlier_is_fenced_off(
@@ -584,19 +545,6 @@ def test_an_empty_machine_does_not_begin_from_zero_where_the_store_is_down(
         Miniature(tmp_path, mirror=remote())
 
 
-def test_a_start_that_could_not_claim_does_so_before_its_first_copy(
-    tmp_path: Path, remote: Mirror, store: FaultyStore
-) -> None:
-    finish(train(tmp_path, remote(), 1), 1)
-    store.down = True
-    job = begin(tmp_path, remote())
-    store.down = False
-    job.commit(2)
-    wait(job)
-    job.run.close()
-    assert manifests(store) == [1, 2] and ".resume/claims/00000002" in store._store.list()
-
-
 def test_a_start_that_could_not_claim_is_fenced_off_by_one_that_has(
     tmp_path: Path, remote: Mirror, store: FaultyStore
 ) -> None:
@@ -628,6 +576,7 @@ def test_a_start_that_could_not_claim_copies_what_the_start_before_it_has_saved(
     wait(job)
     job.run.close()
     assert manifests(store) == [1, 2, 3] and job.run.flag.reason is None
+    assert ".resume/claims/00000002" in store._store.list(), "it claims before its first copy"
 
 
 def test_a_store_that_has_what_is_due_has_no_problem_any_more(
@@ -646,8 +595,7 @@ def test_a_store_that_has_what_is_due_has_no_problem_any_more(
 
 
 def test_scratch_asks_the_mirror_too(tmp_path: Path, remote: Mirror, store: FaultyStore) -> None:
-    finish(train(tmp_path, remote(), 1, 2), 2)
-    lose(tmp_path)
+    train_and_lose(tmp_path, remote(), 1, 2)
     with pytest.raises(CheckpointsExist, match="the mirror holds 2 committed checkpoints, checkpoint-2"):
         Miniature(tmp_path, mirror=remote(), resume="scratch")
     lose(tmp_path)
@@ -657,28 +605,12 @@ def test_scratch_asks_the_mirror_too(tmp_path: Path, remote: Mirror, store: Faul
     wait(job)
     job.run.close()
     lose(tmp_path)
-    job = Miniature(tmp_path, mirror=remote())
-    assert (job.step, job.text) == (1, "another run"), "what was set aside stays so"
-    job.run.close()
+    assert resumed(tmp_path, remote()) == (1, "another run"), "what was set aside stays so"
 
 
 def test_scratch_begins_where_the_mirror_is_empty(tmp_path: Path, remote: Mirror, store: FaultyStore) -> None:
     job = Miniature(tmp_path, mirror=remote(), resume="scratch")
     assert job.step == 0
-    job.run.close()
-
-
-def test_what_a_rewind_sets_aside_is_not_fetched_back(tmp_path: Path, remote: Mirror, store: FaultyStore) -> None:
-    finish(train(tmp_path, remote(), 1, 2), 2)
-    shutil.rmtree(tmp_path / "checkpoint-2")
-    journal = Miniature(tmp_path).run.control.journal
-    journal.append("rewind", step=1, set_aside=["checkpoint-2.1"])
-    job = Miniature(tmp_path, mirror=remote())
-    assert job.step == 1
-    job.run.close()
-    lose(tmp_path)
-    job = Miniature(tmp_path, mirror=remote())
-    assert job.step == 1
     job.run.close()
 
 
@@ -688,6 +620,7 @@ def test_a_rewind_sets_aside_once(tmp_path: Path, remote: Mirror, store: FaultyS
     shutil.rmtree(tmp_path / "checkpoint-2")
     Miniature(tmp_path).run.control.journal.append("rewind", step=1, set_aside=["checkpoint-2.1"])
     job = begin(tmp_path, remote())
+    assert job.step == 1, "what was set aside is not fetched back"
     job.commit(2, "after the rewind")
     wait(job)
     job.run.close()
@@ -722,9 +655,7 @@ def test_a_rewind_holds_for_a_mirror_that_the_next_launch_did_not_use(
     job.commit(4)
     wait(job)
     job.run.close()
-    job = Miniature(tmp_path, mirror=remote())
-    assert job.step == 4
-    job.run.close()
+    assert resumed(tmp_path, remote())[0] == 4
 
 
 def test_of_two_mirrors_both_set_aside_what_an_empty_machine_does(tmp_path: Path, url: str) -> None:
@@ -736,9 +667,7 @@ def test_of_two_mirrors_both_set_aside_what_an_empty_machine_does(tmp_path: Path
     lose(tmp_path)
     Miniature(tmp_path, mirror=mirror, resume="scratch!").run.close()
     lose(tmp_path)
-    job = Miniature(tmp_path, mirror=mirror)
-    assert job.step == 0
-    job.run.close()
+    assert resumed(tmp_path, mirror)[0] == 0
 
 
 def test_setting_aside_needs_a_store_that_answers(tmp_path: Path, remote: Mirror, store: FaultyStore) -> None:
@@ -758,13 +687,6 @@ def test_a_policy_holds_for_the_mirror_alone(tmp_path: Path, remote: Mirror, sto
     assert manifests(store) == [2, 4]
     assert not [key for key in store._store.list() if key.startswith(("checkpoint-1/", "checkpoint-3/"))]
     assert committed(tmp_path).keys() == {"checkpoint-4"}
-
-
-def test_every_second_save_is_copied_and_the_last_one(tmp_path: Path, remote: Mirror, store: FaultyStore) -> None:
-    job = train(tmp_path, remote(every=2), 1, 2, 3, 4)
-    job.save(5, describe=lambda: {"epoch": 1.0, "reason": "finished"})
-    finish(job, 5)
-    assert manifests(store) == [1, 3, 5]
 
 
 def test_the_last_save_is_copied_whatever_it_was_saved_for(tmp_path: Path, remote: Mirror, store: FaultyStore) -> None:
@@ -821,30 +743,21 @@ def test_retention_leaves_what_is_being_copied(tmp_path: Path, remote: Mirror, s
     assert manifests(store) == [1, 3, 6]
 
 
-def test_a_checkpoint_that_has_changed_is_not_copied(
-    tmp_path: Path, remote: Mirror, store: FaultyStore, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [(lambda path: path.write_bytes(b"\0" * 200), "no longer what its manifest says"), (Path.unlink, "cannot be read")],
+    ids=["changed", "gone"],
+)
+def test_a_checkpoint_that_is_not_what_was_committed_is_not_copied(
+    tmp_path: Path, remote: Mirror, store: FaultyStore, caplog: pytest.LogCaptureFixture, damage: Any, words: str
 ) -> None:
     job = train(tmp_path, remote(), 1)
     store.down = True
     job.commit(2)
-    (tmp_path / "checkpoint-2" / "model.bin").write_bytes(b"\0" * 200)
+    damage(tmp_path / "checkpoint-2" / "model.bin")
     store.down = False
     finish(job, 2)
-    assert manifests(store) == [1] and "no longer what its manifest says" in caplog.text
-    job = begin(tmp_path / "b", [])
-    job.run.close()
-
-
-def test_a_checkpoint_whose_file_is_gone_is_not_copied(
-    tmp_path: Path, remote: Mirror, store: FaultyStore, caplog: pytest.LogCaptureFixture
-) -> None:
-    job = train(tmp_path, remote(), 1)
-    store.down = True
-    job.commit(2)
-    (tmp_path / "checkpoint-2" / "model.bin").unlink()
-    store.down = False
-    finish(job, 2)
-    assert manifests(store) == [1] and "cannot be read" in caplog.text
+    assert manifests(store) == [1] and words in caplog.text
 
 
 def test_the_last_copy_is_begun_only_if_it_fits(
@@ -853,13 +766,10 @@ def test_the_last_copy_is_begun_only_if_it_fits(
     job = train(tmp_path, remote(every=100), 1)
     mirror = job.run.context.mirrors._mirrors[0]
     mirror._rate = 1.0  # a byte a second
-    job.save(2, describe=lambda: {"epoch": 1.0, "reason": "finished"})
-    job.run.saver.flush()
+    job.commit(2)
     mirrors.finish_all([mirror], 5.0)
     job.run.close()
-    assert manifests(store) in ([1], [1, 2])
-    if manifests(store) == [1]:
-        assert "would not have been copied in the time left" in caplog.text
+    assert manifests(store) == [1] and "would not have been copied in the time left" in caplog.text
 
 
 @pytest.mark.parametrize("walltime", [False, True], ids=["failed", "walltime"])
@@ -939,6 +849,4 @@ def test_of_two_mirrors_the_second_serves_where_the_first_is_damaged(tmp_path: P
     one = ObjectStore(f"{url}/one", timedelta(seconds=1))
     key = next(key for key in one.list() if key.endswith("model.bin"))
     one.put(key, b"\0" * 200)
-    job = Miniature(tmp_path, mirror=mirror)
-    assert job.step == 1
-    job.run.close()
+    assert resumed(tmp_path, mirror)[0] == 1

@@ -45,6 +45,12 @@ class Node:
         job.run.begin(job.step, 0.0)
         return job
 
+    def resumed(self, **options: Any) -> tuple[int, str | None]:
+        """Start, and leave as if killed; return the step and the text of what was resumed."""
+        job = self.start(**options)
+        kill(job)
+        return job.step, job.text
+
     @property
     def place(self) -> Path:
         (found,) = self.memory.glob(f"resume-adapters-{os.geteuid()}/*")
@@ -103,9 +109,7 @@ def test_a_start_takes_what_is_newer_in_memory_and_the_disk_where_it_is_not(node
     kill(job)
     for held in miniature.markers(node.place):
         miniature.native(held).unlink()
-    job = node.start(save_every=1)
-    assert (job.step, job.text) == (20, "state at 20")
-    kill(job)
+    assert node.resumed(save_every=1) == (20, "state at 20")
 
 
 def test_saves_to_memory_alone_are_a_ring_and_no_checkpoint_of_the_run_directory(node: Node) -> None:
@@ -177,9 +181,7 @@ def test_a_run_directory_that_is_made_again_is_another_run(node: Node) -> None:
     save_to_memory(job, 5)
     kill(job)
     shutil.rmtree(node.run_directory)
-    job = node.start()
-    assert job.step == 0
-    kill(job)
+    assert node.resumed()[0] == 0
 
 
 def test_a_run_directory_that_is_copied_or_moved_is_another_run(node: Node) -> None:
@@ -190,9 +192,7 @@ def test_a_run_directory_that_is_copied_or_moved_is_another_run(node: Node) -> N
     original, copied = node.run_directory, node.run_directory.with_name("copied")
     shutil.copytree(original, copied, symlinks=True)
     node.run_directory = copied
-    job = node.start(save_every=1)
-    assert job.step == 1
-    kill(job)
+    assert node.resumed(save_every=1)[0] == 1
     node.run_directory = original
     job = node.start(save_every=1)
     assert (job.step, job.text) == (3, "state at 3")
@@ -206,9 +206,7 @@ def test_a_run_directory_that_is_copied_or_moved_is_another_run(node: Node) -> N
     save_to_memory(job, 5)
     kill(job)
     node.run_directory = original.rename(original.with_name("moved"))
-    job = node.start(save_every=1)
-    assert job.step == 4
-    kill(job)
+    assert node.resumed(save_every=1)[0] == 4
 
 
 class OfAnotherUser(LocalStorage):
@@ -232,9 +230,7 @@ def test_a_copy_of_what_another_user_has_is_resumed_from(node: Node) -> None:
     original, copied = node.run_directory, node.run_directory.with_name("copied")
     shutil.copytree(original, copied, symlinks=True)
     node.run_directory = copied
-    job = node.start(storage=OfAnotherUser(original))
-    assert (job.step, job.text) == (1, "state at 1")
-    kill(job)
+    assert node.resumed(storage=OfAnotherUser(original)) == (1, "state at 1")
 
 
 def test_scratch_regards_what_is_in_memory(node: Node) -> None:

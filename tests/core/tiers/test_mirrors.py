@@ -210,20 +210,6 @@ def test_what_was_saved_last_is_copied_last_whatever_the_clock_said(pair: Pair, 
     assert there[-1].manifest.written == 90.0
 
 
-def test_where_one_rank_fails_both_try_again(
-    pair: Pair, there: list[TierCheckpoint], caplog: pytest.LogCaptureFixture
-) -> None:
-    tier: Any = pair[1].tier
-    tier.problem = TierUnavailable("rank one cannot reach it")
-    for mirror in pair:
-        mirror.submit(saved(1))
-    until(lambda: "rank one cannot reach it" in caplog.text)
-    assert there == []
-    tier.problem = None
-    together(pair, lambda mirror: finish_all([mirror]))
-    assert steps(there) == [1]
-
-
 def test_a_journal_whose_disk_is_full_keeps_no_copy_back(
     pair: Pair, there: list[TierCheckpoint], journal: FullJournal
 ) -> None:
@@ -241,15 +227,21 @@ def test_a_journal_whose_disk_is_full_keeps_no_copy_back(
     assert journal.events == ["mirror"]
 
 
-@pytest.mark.parametrize("problem", [RuntimeError("can't start new thread"), MemoryError("no room for a part")])
-def test_a_machine_that_is_short_of_something_is_a_failure_like_any_other(
-    pair: Pair, there: list[TierCheckpoint], problem: Exception
-) -> None:
+@pytest.mark.parametrize(
+    "problem",
+    [
+        TierUnavailable("it cannot be reached"),
+        RuntimeError("can't start new thread"),
+        MemoryError("no room for a part"),
+    ],
+)
+def test_where_one_rank_fails_both_try_again(pair: Pair, there: list[TierCheckpoint], problem: Exception) -> None:
     tier: Any = pair[1].tier
     tier.problem = problem
     for mirror in pair:
         mirror.submit(saved(1))
     until(lambda: pair[0]._problem == str(problem), lambda: pair[0]._thread.is_alive())
+    assert there == []
     tier.problem = None
     together(pair, lambda mirror: finish_all([mirror]))
     assert steps(there) == [1]
@@ -276,15 +268,6 @@ def test_both_learn_that_a_later_start_owns_the_tier(pair: Pair, asked: list[str
     assert asked == ["another start owns it"] * 2
     for mirror in pair:
         assert isinstance(mirror.fenced_off, FencedOff)
-
-
-def test_what_an_earlier_start_has_copied_is_not_copied_again(pair: Pair, there: list[TierCheckpoint]) -> None:
-    there.append(saved(1))
-    for mirror in pair:
-        mirror.submit(saved(1), may_be_there=True)
-        mirror.submit(saved(3))
-    together(pair, lambda mirror: finish_all([mirror]))
-    assert steps(there) == [1, 3]
 
 
 def test_what_cannot_be_looked_for_is_not_copied_until_it_can(pair: Pair, there: list[TierCheckpoint]) -> None:
@@ -329,34 +312,13 @@ def test_a_mirror_that_never_began_closes(there: list[TierCheckpoint]) -> None:
     assert ranks.is_closed
 
 
-def test_a_store_that_hangs_keeps_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    """The process is ended from outside three seconds later, and needs two of them to leave."""
-    released = threading.Event()
+def test_two_stores_that_hang_keep_a_run_no_longer_than_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Both are told that the run ends before the first is waited for, at its end and at its close.
 
-    class Hanging(ListTier):
-        def copy(self, place: str, checkpoint: Path, entries: Sequence[FileEntry], require_wanted: Wanted) -> None:
-            released.wait(LIMIT)
-
-    tier: Any = Hanging(0, [])
-    mirror = single(tier, 60.0)
-    mirror.start(1)
-    mirror.submit(saved(1))
-    waited: list[float] = []
-    join = mirror._thread.join
-
-    def timed_join(seconds: float) -> None:
-        waited.append(seconds)
-        join(seconds)
-
-    mirror._thread.join = timed_join  # type: ignore[assignment, method-assign]
-    finish_all([mirror], 3.0)
-    assert waited[0] <= 1.0 and "mirror behind" in caplog.text
-    released.set()
-    close_all([mirror], LIMIT)
-
-
-def test_two_stores_that_hang_keep_a_run_no_longer_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both are told that the run ends before the first is waited for, at its end and at its close."""
+    The process is ended from outside three seconds later, and needs two of them to leave.
+    """
     released = threading.Event()
     begun: list[str] = []
 
@@ -376,17 +338,19 @@ def test_two_stores_that_hang_keep_a_run_no_longer_than_one(monkeypatch: pytest.
         mirror.submit(saved(1))
     until(lambda: len(begun) == 2)
     waited: list[float] = []
+    asked: list[float] = []
     for mirror in mirrors:
         join = mirror._thread.join
 
         def timed(seconds: float, join: Callable[[float], None] = join) -> None:
+            asked.append(seconds)
             began = time.monotonic()
             join(seconds)
             waited.append(time.monotonic() - began)
 
         mirror._thread.join = timed  # type: ignore[assignment, method-assign]
     finish_all(mirrors, 3.0)
-    assert waited[0] > 0.5 and waited[1] < 0.5
+    assert waited[0] > 0.5 and waited[1] < 0.5 and asked[0] <= 1.0 and "mirror behind" in caplog.text
     del waited[:]
     close_all(mirrors, 3.0)
     assert waited[0] > 0.5 and waited[1] < 0.5 and sum(waited[2:]) < 0.9
