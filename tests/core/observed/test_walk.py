@@ -51,6 +51,20 @@ class Colour(enum.Enum):
     BLUE = 2
 
 
+class Average:
+    def __init__(self, fails: bool = False) -> None:
+        self.shadow = torch.zeros(2)
+        self.fails = fails
+
+    def state_dict(self) -> dict[str, Any]:
+        if self.fails:
+            raise RuntimeError("not ready")
+        return {"shadow": self.shadow}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.shadow = state["shadow"]
+
+
 def take(roots: dict[str, Any], **options: Any) -> Census:
     return walk.take(Subjects(roots, **options), lambda: 0.0)
 
@@ -144,6 +158,23 @@ def test_a_defaultdict_of_what_no_checkpoint_names_is_filled_and_never_made() ->
         leaves.restore({"trainer": known}, at, saved, LeafKind.DATA, in_place=False)
 
 
+@pytest.mark.parametrize("made", [lambda: torch.zeros(3), lambda: np.zeros(3)], ids=["torch", "numpy"])
+def test_an_array_is_filled_unless_training_replaces_it_and_others_need_what_is_there(made: Any) -> None:
+    start, saved, smaller = made(), made() + 1, made()[:1]
+    trainer, at = Thing(total=start), path("trainer", (".", "total"))
+    needed = {leaves.memory_of(start)}
+    leaves.restore({"trainer": trainer}, at, saved, LeafKind.DATA, in_place=False, stays=needed)
+    assert trainer.total is saved and not start.any()
+    trainer.total = start
+    leaves.restore({"trainer": trainer}, at, smaller, LeafKind.DATA, in_place=True)
+    assert trainer.total is smaller
+    trainer.total = start
+    leaves.restore({"trainer": trainer}, at, saved, LeafKind.DATA, in_place=True, stays=needed)
+    assert trainer.total is start and start.all()
+    leaves.restore({"trainer": trainer}, at, saved * 2, LeafKind.DATA, in_place=False)
+    assert trainer.total is start and (start == 2).all()
+
+
 def test_what_is_not_data_is_named_with_what_holds_it_and_not_with_what_is_below() -> None:
     trainer: Any = Thing(history=[Thing(a=1)], pair=(1, Thing()), iterator=None, colour=Colour.RED, none=Thing())
     trainer.full, trainer.still = (deque([Thing(a=1), Thing(a=2)], maxlen=2) for _ in range(2))
@@ -173,6 +204,13 @@ class Window(deque[int]):
 
 class Seen(set[int]):
     """Another one."""
+
+
+class Printing:
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        raise RuntimeError("code of the user")
 
 
 def counted() -> Any:
@@ -230,6 +268,12 @@ def test_a_value_that_is_not_data_is_named_where_another_is_in_its_place(pair: A
     }
 
 
+def test_an_object_that_shows_nothing_is_not_named_and_no_code_of_the_user_is_run() -> None:
+    trainer = Thing(objects=(object(), Printing(), memoryview(b"abcd")[::2]))
+    again = (object(), Printing(), memoryview(b"efgh")[::2])
+    assert changes(trainer, lambda it: vars(it).update(objects=again)) == {}
+
+
 def test_state_below_objects_lists_dicts_and_slots_is_found_three_objects_deep() -> None:
     deep = Thing(three=Thing(four=Thing(n=0), n=0), n=0)
     trainer = Thing(one=deep, objects=[Thing(n=0)], named={"a": Thing(n=0), Thing(): 1}, slots=AlsoOpen(), twice=deep)
@@ -270,6 +314,25 @@ def test_machinery_code_and_what_others_capture_is_passed_over() -> None:
     ignored = {"trainer.given": "the framework counts it", "*.noise": "nobody reads it"}
     options = {"captured": [captured, held], "ignored": ignored, "foreign": ("numpy.random",)}
     assert changes(trainer, change, **options) == {}
+
+
+def test_a_stateful_object_and_a_generator_are_captured_through_their_state() -> None:
+    average, generator = Average(), random.Random(1)
+    trainer = Thing(average=average, generator=generator, broken=Average(fails=True))
+
+    def change(it: Any) -> None:
+        it.average.shadow = torch.ones(2)
+        it.generator.random()
+
+    assert changes(trainer, change) == {"trainer.average": LeafKind.STATEFUL, "trainer.generator": LeafKind.STATEFUL}
+    saved = {name: leaves.capture(vars(trainer)[name], LeafKind.STATEFUL) for name in ("average", "generator")}
+    expected, fresh = generator.random(), Thing(average=Average(), generator=random.Random(5))
+    for name, state in saved.items():
+        leaves.restore({"trainer": fresh}, path("trainer", (".", name)), state, LeafKind.STATEFUL, in_place=False)
+    assert fresh.generator.random() == expected and fresh.average.shadow.all()
+    for value in (trainer.broken, None):
+        with pytest.raises(NotSerialisable):
+            leaves.capture(value, LeafKind.STATEFUL)
 
 
 class Network(torch.nn.Module):
