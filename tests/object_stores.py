@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from resume_adapters.core.tiers import object_store
+from resume_adapters.core.tiers.hub import HubStore
 from resume_adapters.core.tiers.object_store import ObjectStore
+from resume_adapters.core.tiers.options import is_hub
 from resume_adapters.errors import TierUnavailable
 
 
@@ -19,6 +22,13 @@ def forget_settings(patch: pytest.MonkeyPatch) -> None:
     for name in [*os.environ]:
         if name.startswith("AWS_") or name.lower().endswith("_proxy"):
             patch.delenv(name)
+
+
+def open_store(url: str) -> ObjectStore | HubStore:
+    """Return the store at a URL."""
+    if is_hub(url):
+        return HubStore(url, timedelta(seconds=60), makes=True)
+    return ObjectStore(url, timedelta(seconds=5))
 
 
 class FaultyStore:
@@ -34,7 +44,7 @@ class FaultyStore:
     """
 
     def __init__(self, url: str) -> None:
-        self._store = ObjectStore(url, timedelta(seconds=5))
+        self._store = open_store(url)
         self.before: Callable[[int, str], object] = lambda number, key: None
         self.down = self.lies = False
         self.refuses: Callable[[str], bool] = lambda key: False
@@ -65,12 +75,15 @@ class FaultyStore:
         self._change(key)
         (self._store.put if self.lies else self._store.create)(key, content)
 
-    def put_pieces(self, key: str, pieces: Iterator[bytes], size: int) -> None:
-        if size <= object_store.PART:
+    def put_pieces(self, key: str, pieces: Iterator[bytes], size: int, file: Path) -> None:
+        if size <= object_store.PART and not is_hub(self.label):
             self.put(key, b"".join(pieces))
         else:
             self._change(key)
-            self._store.put_pieces(key, pieces, size)
+            self._store.put_pieces(key, pieces, size, file)
+
+    def flush(self) -> None:
+        self._store.flush()
 
     def get(self, key: str, most: int = 1 << 30) -> bytes:
         self._ask(key)

@@ -102,6 +102,7 @@ def test_the_core_names_no_framework(file: Path) -> None:
         "psutil",
         "packaging",
         "obstore",
+        "huggingface_hub",
         "resume_adapters",
     } | sys.stdlib_module_names
     assert roots(file) <= allowed

@@ -27,7 +27,7 @@ BUDGETS = {
     "core/state": 1_830,
     "core/stop": 370,
     "core/storage": 470,
-    "core/tiers": 1_240,
+    "core/tiers": 1_450,
     "core/trace": 130,
     "data": 220,
     "deepspeed": 190,

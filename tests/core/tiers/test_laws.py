@@ -29,7 +29,6 @@ from resume_adapters.core.stop.walltime import Deadline
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.core.tiers import mirrors
 from resume_adapters.core.tiers.mirrors import TierMirror
-from resume_adapters.core.tiers.object_store import ObjectStore
 from resume_adapters.core.tiers.remote import Claims
 from resume_adapters.errors import (
     CheckpointDamaged,
@@ -45,7 +44,7 @@ from waiting import LIMIT, until, until_ended
 import faults
 import miniature
 from miniature import Foreign, Miniature, committed, leftovers, set_aside
-from object_stores import FaultyStore
+from object_stores import FaultyStore, open_store
 
 Mirror = Callable[..., list[Remote]]
 
@@ -408,15 +407,15 @@ def test_a_manifest_that_is_damaged_is_said_once(
 
 
 def test_a_file_that_the_store_has_lost_is_copied_again(tmp_path: Path, remote: Mirror, store: FaultyStore) -> None:
-    put, lost = store.put, list[str]()
+    put, lost = store.put_pieces, list[str]()
 
-    def lose_once(key: str, content: bytes) -> None:
+    def lose_once(key: str, *given: Any) -> None:
         if key.endswith("model.bin") and not lost:
             lost.append(key)
         else:
-            put(key, content)
+            put(key, *given)
 
-    store.put = lose_once  # type: ignore[method-assign]
+    store.put_pieces = lose_once  # type: ignore[method-assign]
     job = train(tmp_path / "a", remote(), 1)
     journal = job.run.control.journal.history()
     finish(job, 1)
@@ -660,7 +659,7 @@ def test_a_rewind_holds_for_a_mirror_that_the_next_launch_did_not_use(
 
 def test_of_two_mirrors_both_set_aside_what_an_empty_machine_does(tmp_path: Path, url: str) -> None:
     """The second has been claimed more often, so the first has copies of a later start than its own claims say."""
-    two = ObjectStore(f"{url}/two", timedelta(seconds=1))
+    two = open_store(f"{url}/two")
     two.create(".resume/claims/00000009", b"another machine")
     mirror = [Remote(f"{url}/one"), Remote(f"{url}/two")]
     train(tmp_path, mirror, 1).run.close()
@@ -826,6 +825,7 @@ def test_of_two_mirrors_one_serves_where_the_other_is_down(
 ) -> None:
     stores = {f"{url}/{name}": FaultyStore(f"{url}/{name}") for name in ("one", "two")}
     monkeypatch.setattr(mirrors, "ObjectStore", lambda url, *_: stores[url])
+    monkeypatch.setattr(mirrors, "HubStore", lambda url, *_, **options: stores[url])
     mirror = [Remote(each) for each in stores]
     train(tmp_path, mirror, 1, 2).run.close()
     for up, down in (("one", "two"), ("two", "one")):
@@ -846,7 +846,7 @@ def test_of_two_mirrors_the_second_serves_where_the_first_is_damaged(tmp_path: P
     mirror = [Remote(f"{url}/one"), Remote(f"{url}/two")]
     train(tmp_path, mirror, 1).run.close()
     lose(tmp_path)
-    one = ObjectStore(f"{url}/one", timedelta(seconds=1))
+    one = open_store(f"{url}/one")
     key = next(key for key in one.list() if key.endswith("model.bin"))
     one.put(key, b"\0" * 200)
     assert resumed(tmp_path, mirror)[0] == 1

@@ -71,6 +71,9 @@ class ListTier:
         if self.problem is not None:
             raise self.problem
 
+    def flush(self) -> None:
+        pass
+
     def commit(self, found: TierCheckpoint, generation: int) -> None:
         self.there.append(found)
 

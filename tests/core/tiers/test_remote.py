@@ -104,7 +104,7 @@ def test_very_large_files_have_few_parts(store: FaultyStore, monkeypatch: pytest
     api = type("Api", (), {"put": staticmethod(lambda *_, chunk_size, **__: given.append(chunk_size))})
     monkeypatch.setattr(store._store, "_api", api)
     for size, part in ((1001, 1000), (9_000_000, 1000), (9_000_001, 2000), (10**9, 112_000)):
-        store._store.put_pieces("key", iter(()), size)
+        store._store.put_pieces("key", iter(()), size, Path())
         assert given[-1] == part and size / part <= 9000
 
 

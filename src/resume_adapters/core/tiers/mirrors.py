@@ -28,8 +28,9 @@ from resume_adapters.core.run_directory.journal import Journal
 from resume_adapters.core.run_directory.status import MirrorStatus, job_number
 from resume_adapters.core.storage.base import Storage
 from resume_adapters.core.storage.groups import StorageGroup
+from resume_adapters.core.tiers.hub import HubStore
 from resume_adapters.core.tiers.object_store import ObjectStore, hide_secrets
-from resume_adapters.core.tiers.options import Remote
+from resume_adapters.core.tiers.options import Remote, is_hub
 from resume_adapters.core.tiers.remote import RemoteTier, place_of
 from resume_adapters.core.tiers.tier import TierCheckpoint
 from resume_adapters.errors import CheckpointDamaged, FencedOff, ResumeError, TierUnavailable, UnsupportedSetting
@@ -259,9 +260,9 @@ class TierMirror:
         began, checkpoint = time.monotonic(), job.checkpoint
         is_there, failure = self._looked_for(job)
         if failure is None and not is_there:
-            failure = self._on_all(
-                lambda: self.tier.copy(checkpoint.place, *self.own_files(checkpoint), self._require_wanted)
-            ) or self._on_all(lambda: self._commit(checkpoint) if self._leads else None)
+            failure = self._on_all(lambda: self._copy_own_files(checkpoint)) or self._on_all(
+                lambda: self._commit(checkpoint) if self._leads else None
+            )
         match failure:
             case None:
                 if not is_there:
@@ -281,6 +282,11 @@ class TierMirror:
                 self._ended(str(failure), is_unexpected=True)
                 return False
         return self.fenced_off is None
+
+    def _copy_own_files(self, checkpoint: TierCheckpoint) -> None:
+        self.tier.copy(checkpoint.place, *self.own_files(checkpoint), self._require_wanted)
+        if not self._leads:  # the leader stores its files with the manifest
+            self.tier.flush()
 
     def _looked_for(self, job: _Job) -> tuple[bool, Exception | None]:
         """Return whether an earlier start has copied a checkpoint, and why that is not known; alike on all ranks."""
@@ -404,7 +410,7 @@ def close_all(mirrors: Sequence[TierMirror], seconds_left: float) -> None:
         mirror.close(ends + _TO_GIVE_UP)
 
 
-def open_tier(mirror: Remote, storage: Storage, token: str, group: str = "") -> RemoteTier:
+def open_tier(mirror: Remote, storage: Storage, token: str, group: str = "", *, makes: bool = False) -> RemoteTier:
     """Return the tier that a user has asked for.
 
     Args:
@@ -412,13 +418,15 @@ def open_tier(mirror: Remote, storage: Storage, token: str, group: str = "") -> 
         storage: the file operations of the run directory.
         token: identifies this start.
         group: names the ranks that share the run directory, where not all do.
+        makes: make a repository of the Hub that does not exist.
 
     Raises:
         MissingFramework: what it needs is not installed.
     """
     url = f"{mirror.url.rstrip('/')}/{group}" if group else mirror.url
     job = f"job {job_number()}, " if job_number() else ""
-    return RemoteTier(ObjectStore(url, mirror.timeout), storage, f"{job}on {socket.gethostname()}, {token}")
+    store = HubStore(url, mirror.timeout, makes=makes) if is_hub(url) else ObjectStore(url, mirror.timeout)
+    return RemoteTier(store, storage, f"{job}on {socket.gethostname()}, {token}")
 
 
 @dataclass(eq=False)
@@ -467,7 +475,7 @@ class Mirrors:
         def open_all() -> None:
             for settings in self.settings:
                 self._require_own(settings.url)
-                tiers.append(open_tier(settings, self.storage, self._token, name))
+                tiers.append(open_tier(settings, self.storage, self._token, name, makes=True))
 
         def own_files(found: TierCheckpoint) -> tuple[Path, list[FileEntry]]:
             mine = [each for each in found.manifest.files if group.owner_in_group(each.rank) == group.rank]

@@ -9,7 +9,7 @@ import contextlib
 import os
 import re
 import urllib.parse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -93,8 +93,8 @@ class ObjectStore:
         with self._translated("write", key):
             self._api.put(self._store, key, content, mode="create", use_multipart=False)
 
-    def put_pieces(self, key: str, pieces: Iterator[bytes], size: int) -> None:
-        """Create or replace an object from pieces, which have so many bytes together.
+    def put_pieces(self, key: str, pieces: Iterator[bytes], size: int, file: Path) -> None:
+        """Create or replace an object from the pieces of a file, which have so many bytes together.
 
         It exists once all are there. Where they raise, the store is told to forget what it has got of them.
         """
@@ -104,6 +104,9 @@ class ObjectStore:
         part = PART * -(-size // (PART * _MOST_PARTS))
         with self._translated("write", key):
             self._api.put(self._store, key, pieces, chunk_size=part, max_concurrency=max(1, IN_FLIGHT // part))
+
+    def flush(self) -> None:
+        """Store what :meth:`put_pieces` was given: that is done already."""
 
     def get(self, key: str, most: int) -> bytes:
         """Return the content of a small object.
@@ -126,16 +129,7 @@ class ObjectStore:
         Raises:
             CheckpointDamaged: there is none, or it is small and has more bytes.
         """
-        try:
-            if size <= PART:  # without a range: some stores answer one of all bytes with the wrong status
-                yield self.get(key, size)
-                return
-            with ThreadPoolExecutor(_READS_AT_ONCE, thread_name_prefix="resume-adapters-download") as pool:
-                for begin in range(0, size, PART * _READS_AT_ONCE):
-                    ends = range(begin, min(begin + PART * _READS_AT_ONCE, size), PART)
-                    yield from pool.map(lambda at: self._get_range(key, at, min(at + PART, size)), ends)
-        except FileNotFoundError:
-            raise CheckpointDamaged(f"{key} is missing") from None
+        return read_parts(key, size, self.get, self._get_range, PART)
 
     def _get_range(self, key: str, begin: int, end: int) -> memoryview:
         with self._translated("read", key):
@@ -150,16 +144,17 @@ class ObjectStore:
         return {str(each["path"]): int(each["size"]) for each in found}
 
     def discard(self, keys: Sequence[str]) -> None:
-        """Remove objects; those that are not there are removed."""
+        """Remove objects, the first one first; those that are not there are removed."""
         with self._translated("remove", keys[0] if keys else ""):
             for key in keys:
                 self._require_within(key)
-            try:
-                self._api.delete(self._store, list(keys))
-            except FileNotFoundError:  # some stores say so, and then the rest is still there
-                for key in keys:
-                    with contextlib.suppress(FileNotFoundError):
-                        self._api.delete(self._store, key)
+            for some in filter(None, (keys[:1], keys[1:])):
+                try:
+                    self._api.delete(self._store, list(some))
+                except FileNotFoundError:  # some stores say so, and then the rest is still there
+                    for key in some:
+                        with contextlib.suppress(FileNotFoundError):
+                            self._api.delete(self._store, key)
 
     def _require_within(self, key: str) -> None:
         """Raise if a key of a store that is a directory leads through a link, or to a pipe or a device."""
@@ -195,6 +190,26 @@ class ObjectStore:
                 f"could not {doing} {where}: {said}. Check that the store can be reached, and that the credentials in "
                 "the environment may do so"
             ) from None
+
+
+def read_parts(
+    key: str, size: int, get: Callable[[str, int], bytes], get_range: Callable[[str, int, int], Bytes], part: int
+) -> Iterator[Bytes]:
+    """Yield the content of an object of a known size; of one that is larger than a part, parts are read in parallel.
+
+    Raises:
+        CheckpointDamaged: there is none, or it is small and has more bytes.
+    """
+    try:
+        if size <= part:  # without a range: some stores answer one of all bytes with the wrong status
+            yield get(key, size)
+            return
+        with ThreadPoolExecutor(_READS_AT_ONCE, thread_name_prefix="resume-adapters-download") as pool:
+            for begin in range(0, size, part * _READS_AT_ONCE):
+                ends = range(begin, min(begin + part * _READS_AT_ONCE, size), part)
+                yield from pool.map(lambda at: get_range(key, at, min(at + part, size)), ends)
+    except FileNotFoundError:
+        raise CheckpointDamaged(f"{key} is missing") from None
 
 
 def _open(url: str, retry: timedelta, environment: Mapping[str, str]) -> Any:

@@ -15,6 +15,9 @@ from resume_adapters.errors import UnsupportedSetting
 SCHEMES = frozenset({"s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl", "file", "memory"})
 """The schemes of URLs that obstore writes to."""
 
+_HUB = re.compile(r"hf://(datasets/)?(?!(?:datasets|models|spaces)/)([\w.-]+/(?:[\w.-]|\{run\})+)(?:/(.*))?")
+"""The URL of a repository of the Hugging Face Hub: the kind, the repository, and the folder in it."""
+
 OnBehind = Literal["warn", "stop"]
 """What a run does whose copies do not arrive."""
 
@@ -27,8 +30,8 @@ class Remote:
     the store's own clients find them; they do not belong into the URL.
 
     Args:
-        url: where the copies go: ``s3://bucket/runs/a``, ``gs://``, ``az://``, ``file://`` or, in tests, ``memory://``.
-            Each run needs a URL of its own; ``{run}`` in it stands for the name of the run directory.
+        url: where the copies go: ``s3://bucket/runs/a``, ``gs://``, ``az://``, ``hf://``, ``file://`` or, in tests,
+            ``memory://``. Each run needs a URL of its own; ``{run}`` in it stands for the name of the run directory.
         every: the first save is copied, and from then on every so many. The last save of a run is always copied, if
             the time allows it.
         keep: which copies are kept, beside the newest and the best; ``None`` keeps all.
@@ -135,15 +138,41 @@ def require_url(url: str) -> None:
     if not isinstance(url, str) or not is_url(url):
         raise UnsupportedSetting(f"{url!r} is not a URL; expected one such as s3://bucket/runs/a")
     found = urlsplit(url)
-    if found.scheme not in SCHEMES:
+    if found.scheme not in SCHEMES and not is_hub(url):
         raise UnsupportedSetting(
-            f"{found.scheme}://...: unknown scheme; expected s3, gs, az or file, such as file:///mnt/runs/a for a file "
-            "system that is mounted"
+            f"{found.scheme}://...: unknown scheme; expected s3, gs, az, hf or file, such as file:///mnt/runs/a for a "
+            "file system that is mounted"
         )
     if "@" in found.netloc or found.query or found.fragment:
         raise UnsupportedSetting(
             f"the URL {found.scheme}://... has credentials or a query; expected a bucket and a path alone, such as "
             "s3://bucket/runs/a. Credentials come from the environment, for example AWS_ACCESS_KEY_ID"
         )
-    if not found.netloc and found.scheme not in ("file", "memory"):
+    if is_hub(url):
+        hub_place(url)
+    elif not found.netloc and found.scheme not in ("file", "memory"):
         raise UnsupportedSetting(f"{url!r} names no bucket; expected one such as {found.scheme}://bucket/runs/a")
+
+
+def is_hub(url: str) -> bool:
+    """Return whether a URL is one of the Hugging Face Hub."""
+    return url.startswith("hf://")
+
+
+def hub_place(url: str) -> tuple[str, str, str]:
+    """Return the kind and the name of the repository that a URL of the Hub names, and the folder in it.
+
+    Raises:
+        UnsupportedSetting: it names none; or a bucket, which overwrites what it is asked to create only.
+    """
+    if url.startswith("hf://buckets/"):
+        raise UnsupportedSetting(
+            f"{url}: a bucket of the Hub overwrites what exists, so two jobs with one mirror could not know of each "
+            "other; expected a repository, such as hf://OWNER/NAME/runs/a"
+        )
+    if (found := _HUB.fullmatch(url)) is None:
+        raise UnsupportedSetting(
+            f"{url!r} names no repository of the Hub; expected hf://OWNER/NAME or hf://datasets/OWNER/NAME, and a path "
+            "in it where several runs share it"
+        )
+    return "dataset" if found[1] else "model", found[2], (found[3] or "").strip("/")

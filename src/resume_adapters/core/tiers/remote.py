@@ -29,11 +29,14 @@ from resume_adapters.core.checkpoint.retention import Candidate, Policy, plan_re
 from resume_adapters.core.log import logger
 from resume_adapters.core.run_directory.control import next_generation
 from resume_adapters.core.storage.base import Bytes, Storage, read_pieces
+from resume_adapters.core.tiers.hub import HubStore
 from resume_adapters.core.tiers.object_store import ObjectStore
 from resume_adapters.core.tiers.tier import TierCheckpoint
 from resume_adapters.errors import CheckpointDamaged, FencedOff, FormatTooNew, TierUnavailable, UnsupportedSetting
 
 CLAIMS = ".resume/claims/"
+
+Store = ObjectStore | HubStore
 
 _MARKER = f"/{EXTRAS}/{MANIFEST}"
 
@@ -71,7 +74,7 @@ class Claims:
         generation: what this start has claimed; 0 if it has claimed nothing yet.
     """
 
-    def __init__(self, store: ObjectStore, owner: str) -> None:
+    def __init__(self, store: Store, owner: str) -> None:
         self.generation = 0
         self._store = store
         self._owner = owner
@@ -185,7 +188,7 @@ class RemoteTier:
         unreadable: the places that :meth:`checkpoints` has found whose manifests cannot be used.
     """
 
-    def __init__(self, store: ObjectStore, storage: Storage, owner: str) -> None:
+    def __init__(self, store: Store, storage: Storage, owner: str) -> None:
         self.claims = Claims(store, owner)
         self._store = store
         self._storage = storage
@@ -250,8 +253,12 @@ class RemoteTier:
         there = self._store.list(f"{place}/")
         for entry in entries:
             if there.get(key := f"{place}/{entry.path}") != entry.bytes:
-                content = self._content(locate(self._storage, checkpoint, entry.path), entry, require_wanted)
-                self._store.put_pieces(key, content, entry.bytes)
+                file = locate(self._storage, checkpoint, entry.path)
+                self._store.put_pieces(key, self._content(file, entry, require_wanted), entry.bytes, file)
+
+    def flush(self) -> None:
+        """Store what :meth:`copy` has copied; :meth:`publish` does it with the manifest."""
+        self._store.flush()
 
     def _content(self, file: Path, entry: FileEntry, require_wanted: Callable[[], object]) -> Iterator[bytes]:
         """Yield the content of a file, and raise behind it where it is not what the manifest says: it is not stored."""
@@ -341,9 +348,8 @@ class RemoteTier:
     def _remove(self, place: str) -> None:
         """Remove a checkpoint: the manifest first, then the files."""
         marker = place + _MARKER
-        self._store.discard([marker])
+        self._store.discard([marker, *sorted({*self._store.list(f"{place}/")} - {marker})])
         self._manifests.pop(place, None)
-        self._store.discard(sorted({*self._store.list(f"{place}/")} - {marker}))
 
 
 def _is_aside(manifest: Manifest, aside: Sequence[tuple[int, int]]) -> bool:
