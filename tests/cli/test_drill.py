@@ -135,7 +135,7 @@ def test_a_stop_file_reaches_a_run_that_saves_below_the_run_directory(command, t
 def test_a_command_that_saves_into_its_own_run_directory_is_stopped(command, tmp_path):
     done = drill(command, tmp_path / "drill", "--", sys.executable, "-c", ELSEWHERE)
     assert done.code == 4
-    assert "the command saves into /elsewhere, and the drill needs it to save into" in done.err
+    assert "the command saves into /elsewhere; expected it to save into" in done.err
     assert "write {run_dir} into the command" in done.err
 
 

@@ -66,6 +66,7 @@ ALL = [
     "stop",
     "rewind",
     "export",
+    "doctor",
     "drill",
     "demo",
 ]
@@ -142,7 +143,9 @@ def test_a_row_is_a_line_where_there_is_no_terminal(run_dir, make_run, words):
 
 
 @pytest.mark.parametrize("columns", [60, 80])
-@pytest.mark.parametrize("name", ["run", "env", "drill", "ls", "status", "verify", "diff", "prune", "stop", "rewind"])
+@pytest.mark.parametrize(
+    "name", ["run", "env", "doctor", "drill", "ls", "status", "verify", "diff", "prune", "stop", "rewind"]
+)
 def test_no_option_is_cut_in_the_help_of_a_command(command, name, columns):
     wide, narrow = command(name, "--help", columns=200).out, command(name, "--help", columns=columns).out
     lists = [each.partition("Options:")[2].partition("\n\n")[0].splitlines() for each in (wide, narrow)]

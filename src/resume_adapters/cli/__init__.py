@@ -4,6 +4,7 @@
 command         does
 ==============  ==============================================================================
 ``run``         run a training command: its Trainers resume, without a change to a script
+``doctor``      check what a run needs to come back; with a command, by its first save
 ``ls``          list the checkpoints of a run directory, oldest first; or several runs, one a line
 ``status``      show how the run is, and what the same launch would resume from now
 ``report``      write one HTML file: launches, where the time went, saves, losses
@@ -25,7 +26,8 @@ code  means
 ====  ==================================================================================
 0     success
 1     a checkpoint is damaged, or none is valid; for ``diff``, ``drill`` and ``demo``: the two
-      differ; for ``stop --wait``: the run ended otherwise than stopped, halted or finished
+      differ; for ``stop --wait``: the run ended otherwise than stopped, halted or finished; for
+      ``doctor``: a check is red
 2     wrong usage, a refusal (the run is running), or an extra that is not installed
 3     no such run directory, or not a run directory
 4     ``drill`` could not judge: a launch failed or hung by itself, or the run is too short
@@ -62,7 +64,7 @@ def main() -> None:
         from resume_adapters.cli.app import with_plain_help
 
         # Each registers its commands; --help lists them in this order.
-        from resume_adapters.cli.commands import run, drill, status, report, verify  # isort: skip  # noqa: F401
+        from resume_adapters.cli.commands import run, doctor, drill, status, report, verify  # isort: skip  # noqa: F401
         from resume_adapters.cli.commands import diff, steer, copies, export  # isort: skip  # noqa: F401
     except ModuleNotFoundError as error:
         if error.name not in ("rich", "typer"):

@@ -102,8 +102,7 @@ def run_command(
     torchrun --no-python resume-adapters run train.py
     """
     environment = _environment(run_dir, given)
-    words = [sys.executable, *command] if command[0].endswith(".py") or command[0] == "-m" else command
-    _require_reach(words, environment)
+    words = reached(command, environment)
     os.execvpe(words[0], words, environment)
 
 
@@ -123,13 +122,29 @@ def _environment(run_dir: str | None, given: dict[str, Any]) -> dict[str, str]:
     """Return the environment of a command that resumes with these options."""
     options = TextOptions(**{**given, "requeue": "slurm" if given["requeue"] else None})
     options.arguments()
-    # Else each process orders sets of text in its own way, and what follows from them.
-    environment = reaching({"PYTHONHASHSEED": "0", **os.environ})
+    environment = base_environment()
     environment[OPTIONS] = msgspec.json.encode(options).decode()
     if run_dir is not None:
         environment[RUN_DIRECTORY] = run_dir
         run_directory_override(environment)
     return environment
+
+
+def base_environment() -> dict[str, str]:
+    """Return the environment of a command that resumes, without options."""
+    # Else each process orders sets of text in its own way, and what follows from them.
+    return reaching({"PYTHONHASHSEED": "0", **os.environ})
+
+
+def reached(command: list[str], environment: dict[str, str]) -> list[str]:
+    """Return a command as it is started: a script alone by this Python.
+
+    Raises:
+        UnsupportedSetting, MissingFramework: nothing would come into its processes.
+    """
+    words = [sys.executable, *command] if command[0].endswith(".py") or command[0] == "-m" else command
+    _require_reach(words, environment)
+    return words
 
 
 def _require_reach(words: list[str], environment: dict[str, str]) -> None:

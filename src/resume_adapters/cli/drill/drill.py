@@ -17,12 +17,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from resume_adapters.cli.drill.faults import Facts, Fault, Plan, choose
-from resume_adapters.cli.drill.job import DrillFailed, Event, Job, LaunchTrace, Run
+from resume_adapters.cli.drill.job import PLACEHOLDER, DrillFailed, Event, Job, LaunchTrace, Run, require_inside
 from resume_adapters.cli.run_directory import STORAGE
 from resume_adapters.core.run_directory.control import ControlDirectory
 from resume_adapters.errors import UnsupportedSetting
-
-_PLACEHOLDER = "{run_dir}"
 
 Say = Callable[[str, str | None], object]
 """Is called with what happens, and how that is to be printed."""
@@ -165,7 +163,7 @@ class _Runner:
     def _launch(self, number: int, fault: Fault | None) -> LaunchTrace:
         """Launch the command, let the fault happen, and wait for the end."""
         points = [*([fault.point] if fault else []), *self._final]
-        words = [word.replace(_PLACEHOLDER, str(self.run_directory)) for word in self.drill.command]
+        words = [word.replace(PLACEHOLDER, str(self.run_directory)) for word in self.drill.command]
         follow = functools.partial(self._follow, number)
         with ExitStack() as stack:
             job = Job(words, self._environment(points), self.directory, number, self.drill.timeout, follow)
@@ -207,7 +205,7 @@ class _Runner:
         environment = {**os.environ, **dict(self.drill.environment)}
         environment.setdefault("RESUME_ADAPTERS_TRACE_EVERY", "1")
         environment["RESUME_ADAPTERS_PAUSE"] = " ".join(points)
-        if not any(_PLACEHOLDER in word for word in self.drill.command):
+        if not any(PLACEHOLDER in word for word in self.drill.command):
             environment["RESUME_ADAPTERS_RUN_DIR"] = str(self.run_directory)
         if self.drill.save_every is not None:
             environment["RESUME_ADAPTERS_SAVE_EVERY"] = str(self.drill.save_every)
@@ -216,13 +214,7 @@ class _Runner:
     def _follow(self, number: int, event: Event) -> None:
         if event["event"] != "start":
             return
-        found = Path(event["run_directory"])
-        if not found.resolve().is_relative_to(self.run_directory.resolve()):
-            raise DrillFailed(
-                f"the command saves into {found}, and the drill needs it to save into {self.run_directory}: write "
-                "{run_dir} into the command, in place of the directory",
-                path=found,
-            )
+        require_inside(event, self.run_directory)
         if event["rank"] == 0:
             begins = f"resumes from step {event['step']}" if event["step"] else "starts"
             self.say(f"{self.directory.name}: launch {number} {begins}", None)

@@ -22,6 +22,9 @@ import psutil
 from resume_adapters.cli.drill.faults import Fault
 from resume_adapters.errors import ResumeError
 
+PLACEHOLDER = "{run_dir}"
+"""What stands in a command for its run directory."""
+
 Event = dict[str, Any]
 """One line of a trace: the keys ``event``, ``time`` (seconds since 1970), ``rank``, and what belongs to the event."""
 
@@ -91,6 +94,21 @@ class Run:
             if (loss := loss_of(step)) is not None:
                 found.setdefault(step["step"], {})[step["rank"]] = loss
         return {step: sum(losses.values()) / len(losses) for step, losses in sorted(found.items())}
+
+
+def require_inside(start: Event, run_directory: Path) -> None:
+    """Require that a launch, which has traced its start, saves into a run directory or below it.
+
+    Raises:
+        DrillFailed: it saves elsewhere.
+    """
+    found = Path(start["run_directory"])
+    if not found.resolve().is_relative_to(run_directory.resolve()):
+        raise DrillFailed(
+            f"the command saves into {found}; expected it to save into {run_directory}: write {PLACEHOLDER} into the "
+            "command, in place of the directory",
+            path=found,
+        )
 
 
 class TraceReader:
@@ -193,18 +211,24 @@ class Job:
         return self._process.pid
 
     @property
+    def exit_code(self) -> int | None:
+        """The exit code of the command; ``None`` while it runs."""
+        return self._process.poll()
+
+    @property
     def trace(self) -> LaunchTrace:
         """What it traced so far."""
         return LaunchTrace(self.number, tuple(self._reader.events))
 
-    def wait(self, points: Collection[str]) -> str | None:
+    def wait(self, points: Collection[str], until: Callable[[], bool] = lambda: False) -> str | None:
         """Wait until all processes that a point concerns are paused there; continue those that pause elsewhere.
 
         Args:
             points: as RESUME_ADAPTERS_PAUSE names them.
+            until: returns whether enough was seen.
 
         Returns:
-            The point, or ``None`` when the command has ended, and all its processes with it.
+            The point; or ``None`` when enough was seen, or the command has ended, and all its processes with it.
 
         Raises:
             DrillFailed: it hangs.
@@ -212,6 +236,8 @@ class Job:
         ended: float | None = None
         while True:
             self._read()
+            if until():
+                return None
             for point, ranks in list(self._paused.items()):
                 if point not in points:
                     self._continue(ranks)
@@ -258,12 +284,14 @@ class Job:
             after = f"after step {self.trace.last_step}, and not by a fault of the drill"
             self._fail(f"ended with exit code {code} {after}")
 
-    def _fail(self, what: str) -> NoReturn:
-        """Raise with the last lines that its processes printed, without what a launcher reports of their failure."""
+    def last_lines(self) -> str:
+        """Return the last lines that its processes printed, without what a launcher reports of their failure."""
         lines = self.log.read_text(errors="replace").strip().splitlines()
         reported = next((number for number, line in enumerate(lines) if _REPORT in line), len(lines))
-        end = "\n".join(lines[:reported][-_LINES:])
-        raise DrillFailed(f"launch {self.number} {what}. The end of {self.log}:\n{end}", path=self.log)
+        return "\n".join(lines[:reported][-_LINES:])
+
+    def _fail(self, what: str) -> NoReturn:
+        raise DrillFailed(f"launch {self.number} {what}. The end of {self.log}:\n{self.last_lines()}", path=self.log)
 
     def _read(self) -> None:
         for event in self._reader.read():

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from resume_adapters.core import devices
 from resume_adapters.core.devices import RandomStates
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.session.context import RestoreContext
@@ -62,6 +63,9 @@ class StepTrace:
             run_directory=str(run.directory),
             framework=self._framework.about.label,
             every=self._log.every,
+            keep=repr(run.pruner.keep),
+            device=devices.kind_in_use(),
+            repeats=devices.repeats(),
             missing=missing_parts(manifest.parts if manifest is not None else ()),
         )
         self._hooks.append(register_optimizer_step_pre_hook(self._before_step))
