@@ -22,7 +22,7 @@ from typing import Any, Literal
 import msgspec
 import psutil
 
-from resume_adapters.cli.render import size as in_units
+from resume_adapters.cli.render import size
 from resume_adapters.core import devices
 from resume_adapters.core.checkpoint.layout import CONTROL
 from resume_adapters.core.checkpoint.manifest import Manifest
@@ -180,17 +180,17 @@ def _rename(storage: Storage, directory: Path) -> Iterator[tuple[str, bool]]:
 
 
 def _fsync(storage: Storage, directory: Path) -> Finding:
-    file, size = directory / "large", min(_PROBE, max(1, storage.free_bytes(directory) // 4))
+    file, probe = directory / "large", min(_PROBE, max(1, storage.free_bytes(directory) // 4))
     seconds = []
     for _ in range(3):  # the least of them: others use the machine too
-        storage.write(file, os.urandom(size))
+        storage.write(file, os.urandom(probe))
         began = time.perf_counter()
         storage.sync(file)
         seconds.append(time.perf_counter() - began)
     storage.sync(directory)
     storage.remove_file(file)
-    level: Level = "yellow" if min(seconds) < size / _MEMORY else "green"
-    found = f"of {in_units(size)} took {1000 * min(seconds):.3g} ms"
+    level: Level = "yellow" if min(seconds) < probe / _MEMORY else "green"
+    found = f"of {size(probe)} took {1000 * min(seconds):.3g} ms"
     then = "a loss of power may damage a committed checkpoint: add a mirror, or take another disk"
     if "eatmydata" in os.environ.get("LD_PRELOAD", ""):
         level, found, then = "red", "LD_PRELOAD has eatmydata, which skips it", "start without that"
@@ -221,7 +221,7 @@ def _skew(check: str, seconds: float) -> Finding:
 def room(directory: Path, save: Measured | None) -> Iterator[Finding]:
     """Yield whether the checkpoints of a run have room on the disk of a directory, in bytes and in names."""
     found, count = os.statvfs(directory), save.room_for if save else 1
-    kinds = [("space", found.f_bavail * found.f_frsize, save.manifest.bytes if save else 1, in_units)]
+    kinds = [("space", found.f_bavail * found.f_frsize, save.manifest.bytes if save else 1, size)]
     if found.f_files:  # some file systems make inodes as they need them
         kinds.append(("inodes", found.f_favail, save.names if save else 1, "{:,}".format))
     for name, free, takes, words in kinds:
@@ -319,5 +319,5 @@ def captured(save: Measured | None) -> Iterator[Finding]:
         then = "do what it says, or accept what it costs"
         yield Finding("state", "yellow", f"{each.name} MISSING: {each.note}", "that it is captured", then)
     held = ", ".join(each.name for each in manifest.parts if each not in missing)
-    took = f"step {manifest.step}, {in_units(manifest.bytes)} in {save.seconds:.3g} s"
+    took = f"step {manifest.step}, {size(manifest.bytes)} in {save.seconds:.3g} s"
     yield Finding("state", "green", f"{took}: {held or 'no part of the state'}")

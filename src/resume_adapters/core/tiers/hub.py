@@ -157,7 +157,7 @@ class HubStore:
 
     @contextlib.contextmanager
     def _quiet(self) -> Iterator[None]:
-        """Draw no bars across those of the training. The switch is that of the process, so it is put back."""
+        """Draw no progress bars across those of the training, in the whole process for so long."""
         utils = self._hub.utils
         if utils.are_progress_bars_disabled():
             yield
