@@ -51,9 +51,8 @@ class ModelWeights:
         self._trainer = trainer
         self._saved_as_they_are: bool | None = None
         self._lost: set[str] = set()
-        self._has_foreign_base = (
-            False  # what adapters are around came from another run, and the script does not have it
-        )
+        # What adapters are around came from another run, and the script does not have it.
+        self._has_foreign_base = False
 
     def beside_files(self, directory: Path) -> dict[str, Any] | None:
         """Return what a checkpoint must hold beside the files: live tensors, and digests of others.
