@@ -116,6 +116,8 @@ def test_a_run_says_what_it_begins_and_ends_with(tmp_path: Path, watch: Callable
         "run_directory": str(tmp_path / "run"),
         "framework": "",
         "every": EVERY,
+        "keep": "KeepAll()",
+        "repeats": False,
         "missing": [],
     }
     (data,) = events(file, "data")
