@@ -78,7 +78,7 @@ def test_a_missing_client_is_named_with_what_installs_it(monkeypatch: pytest.Mon
     ("options", "said"),
     [
         ({"url": "runs/a"}, "is not a URL"),
-        ({"url": "sftp://host/runs/a"}, "unknown scheme; expected s3, gs, az or file, such as file:///mnt/runs/a"),
+        ({"url": "sftp://host/runs/a"}, "unknown scheme; expected s3, gs, az, hf or file, such as file:///mnt/runs/a"),
         ({"url": "s3://key:secret@bucket/a"}, "has credentials or a query"),
         ({"url": "s3://bucket/a?versionId=1"}, "has credentials or a query"),
         ({"url": "s3:///a"}, "names no bucket"),
