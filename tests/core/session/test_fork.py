@@ -6,17 +6,20 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from resume_adapters import Fork
+from resume_adapters.core.session.fork import fork
 from resume_adapters.core.session.options import options_of_mapping
-from resume_adapters.errors import CheckpointDamaged, ResumeError, StateMismatch, UnsupportedSetting
+from resume_adapters.errors import CheckpointDamaged, PeerFailed, ResumeError, StateMismatch, UnsupportedSetting
 from resume_adapters.loop import register_for_resume
 
 from faults import flip
+from rank_threads import on_nodes
 
 Make = Callable[[], torch.nn.Module]
 
@@ -136,3 +139,15 @@ def test_the_option_as_text_is_the_same() -> None:
     for wrong in ({"resume": "auto", "take": "weights"}, {"resume": "runs/a", "take": "all"}):
         with pytest.raises(UnsupportedSetting, match="take"):
             options_of_mapping(wrong, "here")
+
+
+def test_a_rank_that_does_not_see_the_checkpoint_lets_no_other_wait(tmp_path: Path) -> None:
+    def begin(rank: int, options: dict[str, Any]) -> object:
+        given: Any = Fork(tmp_path if rank == 0 else tmp_path / "elsewhere")
+        run: Any = SimpleNamespace(**options)
+        framework: Any = None
+        return fork(run, framework, given, [], verify=True)
+
+    seeing, other = on_nodes(begin)
+    assert isinstance(other, UnsupportedSetting) and "is not there" in str(other)
+    assert isinstance(seeing, PeerFailed) and "is not there" in str(seeing)

@@ -51,7 +51,7 @@ def fork(run: ResumableRun, framework: Framework, given: Fork, parts: Sequence[s
         StateMismatch: it does not fit the models or optimizers, or the ranks see different ones.
         NotRestored: something did not come back as it was saved.
     """
-    path = run.ranks.gather(_find(run.storage, given))[0]
+    path = run_on_all_ranks(run.ranks, lambda: _find(run.storage, given), f"begin with {given.path}")[0]
 
     def load() -> tuple[int, list[str]]:
         checkpoint = open_checkpoint(run.storage, path, run.context.options.foreign, for_weights=True)
