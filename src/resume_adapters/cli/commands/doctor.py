@@ -22,11 +22,10 @@ from resume_adapters.cli import checks, run_directory
 from resume_adapters.cli.app import RUN, Document, Json, app, show
 from resume_adapters.cli.checks import Finding, Measured
 from resume_adapters.cli.commands.run import base_environment, reached
-from resume_adapters.cli.drill.job import PLACEHOLDER, DrillFailed, Event, Job, require_inside
+from resume_adapters.cli.drill.job import DrillFailed, Event, Job, placed, require_inside
 from resume_adapters.cli.render import escape, working
 from resume_adapters.cli.run_directory import STORAGE, RunDirectory
 from resume_adapters.core.checkpoint.layout import CheckpointState, state_of
-from resume_adapters.core.session.options import RUN_DIRECTORY, SAVE_EVERY
 from resume_adapters.errors import RunDirectoryUnusable
 
 _UNREACHED = "No Trainer was made in this process"
@@ -149,11 +148,8 @@ def _first_save(
     """
     place, seen = directory / "run", dict[str, Event]()
     place.mkdir(parents=True)
-    environment = {**environment, "RESUME_ADAPTERS_TRACE_EVERY": "1000000000"}
-    if not any(PLACEHOLDER in word for word in words):
-        environment[RUN_DIRECTORY] = str(place)
-    if save_every is not None:
-        environment[SAVE_EVERY] = str(save_every)
+    command, variables = placed(words, place, save_every)
+    environment = {**environment, "RESUME_ADAPTERS_TRACE_EVERY": "1000000000", **variables}
 
     def follow(event: Event) -> None:
         if event["event"] == "start":
@@ -162,7 +158,6 @@ def _first_save(
 
     with ExitStack() as stack:
         stack.enter_context(working("running the command until its first save"))
-        command = [word.replace(PLACEHOLDER, str(place)) for word in words]
         job = Job(command, environment, directory, 1, timeout, follow)
         stack.callback(job.kill_all)
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from resume_adapters.cli.drill.faults import Facts, Fault, Plan, choose
-from resume_adapters.cli.drill.job import PLACEHOLDER, DrillFailed, Event, Job, LaunchTrace, Run, require_inside
+from resume_adapters.cli.drill.job import DrillFailed, Event, Job, LaunchTrace, Run, placed, require_inside
 from resume_adapters.cli.run_directory import STORAGE
 from resume_adapters.core.run_directory.control import ControlDirectory
 from resume_adapters.errors import UnsupportedSetting
@@ -163,10 +163,11 @@ class _Runner:
     def _launch(self, number: int, fault: Fault | None) -> LaunchTrace:
         """Launch the command, let the fault happen, and wait for the end."""
         points = [*([fault.point] if fault else []), *self._final]
-        words = [word.replace(PLACEHOLDER, str(self.run_directory)) for word in self.drill.command]
+        words, variables = placed(self.drill.command, self.run_directory, self.drill.save_every)
+        environment = {**self._environment(points), **variables}
         follow = functools.partial(self._follow, number)
         with ExitStack() as stack:
-            job = Job(words, self._environment(points), self.directory, number, self.drill.timeout, follow)
+            job = Job(words, environment, self.directory, number, self.drill.timeout, follow)
             stack.callback(job.kill_all)
             self.launched = job.pid
             point = job.wait(points)
@@ -205,10 +206,6 @@ class _Runner:
         environment = {**os.environ, **dict(self.drill.environment)}
         environment.setdefault("RESUME_ADAPTERS_TRACE_EVERY", "1")
         environment["RESUME_ADAPTERS_PAUSE"] = " ".join(points)
-        if not any(PLACEHOLDER in word for word in self.drill.command):
-            environment["RESUME_ADAPTERS_RUN_DIR"] = str(self.run_directory)
-        if self.drill.save_every is not None:
-            environment["RESUME_ADAPTERS_SAVE_EVERY"] = str(self.drill.save_every)
         return environment
 
     def _follow(self, number: int, event: Event) -> None:

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 import psutil
 
 from resume_adapters.cli.drill.faults import Fault
+from resume_adapters.core.session.options import RUN_DIRECTORY, SAVE_EVERY
 from resume_adapters.errors import ResumeError
 
 PLACEHOLDER = "{run_dir}"
@@ -94,6 +95,15 @@ class Run:
             if (loss := loss_of(step)) is not None:
                 found.setdefault(step["step"], {})[step["rank"]] = loss
         return {step: sum(losses.values()) / len(losses) for step, losses in sorted(found.items())}
+
+
+def placed(command: Iterable[str], run_directory: Path, save_every: int | None) -> tuple[list[str], dict[str, str]]:
+    """Return a command that saves into a run directory, and the environment variables that it needs for that."""
+    words = list(command)
+    variables = {} if any(PLACEHOLDER in word for word in words) else {RUN_DIRECTORY: str(run_directory)}
+    if save_every is not None:
+        variables[SAVE_EVERY] = str(save_every)
+    return [word.replace(PLACEHOLDER, str(run_directory)) for word in words], variables
 
 
 def require_inside(start: Event, run_directory: Path) -> None:
