@@ -87,8 +87,6 @@ SELDOM = (
         "stateful-seedable-workers",
         "stream-workers",
         "by-hand",
-        "unwrapped-last-batch",
-        "device",
         seldom=SELDOM,
     ),
 )

@@ -139,7 +139,7 @@ UNSAVED = ("plain", "three-ranks-rebuilt-buckets")
 """These are killed before their first save too, when nothing on the disk depends on the case."""
 
 
-@pytest.mark.parametrize("case", often(CASES, "ema-scaler-evaluation", "device", seldom=SELDOM))
+@pytest.mark.parametrize("case", often(CASES, "ema-scaler-evaluation", seldom=SELDOM))
 def test_killed_twice_equals_never(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     ranks, config = CASES[case]
     config = {"samples": 100, **config}
@@ -179,7 +179,7 @@ OWN_DISKS: dict[str, tuple[int, dict[str, Any]]] = {
 
 
 @contract.needs_own_disks
-@pytest.mark.parametrize("case", often(OWN_DISKS, "workers"))
+@pytest.mark.parametrize("case", often(OWN_DISKS))
 def test_nodes_with_disks_of_their_own_resume_from_what_both_have(
     case: str, bench: contract.Bench, reference: Any, tmp_path: Path
 ) -> None:

@@ -191,6 +191,7 @@ def test_what_is_no_directory_for_a_run_is_refused(command: Command, run_dir: Pa
 # ---- The disk
 
 
+@pytest.mark.thorough
 def test_a_disk_that_runs_out_of_names_or_bytes_is_said(run_dir: Path, tmp_path: Path) -> None:
     """A real one, of few inodes or few bytes, in a mount namespace of its own."""
     place = tmp_path / "mounted"

@@ -66,10 +66,8 @@ def on_one(case: str) -> dict[str, Any]:
     "case",
     often(
         ONE,
-        "stage 1",
         "stage 2, own loader",
         "window across epochs",
-        "DeepSpeedCPUAdam, stage 2, offload",
     ),
 )
 def test_killed_twice_equals_never(case: str, bench: contract.Bench, reference: Any, tmp_path: Any) -> None:

@@ -64,7 +64,6 @@ SELDOM = (
     often(
         CASES,
         "workers-ema",
-        "device",
         "two-ranks",
         seldom=SELDOM,
     ),

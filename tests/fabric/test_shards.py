@@ -83,6 +83,7 @@ def test_another_number_of_ranks_goes_on(case: str, bench: contract.Bench, refer
     contract.same_samples_on_any_topology(bench, tmp_path, expected, LAUNCHES[case], tolerance=1e-5)
 
 
+@pytest.mark.thorough
 def test_a_damaged_shard_takes_the_previous_checkpoint(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     """Law 4, with the share of the rank that does not commit."""
     assert bench.run(tmp_path / "killed", {**SHARDED, "kill": {**SECOND, "rank": 0}}, ranks=2).killed

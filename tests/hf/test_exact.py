@@ -115,10 +115,8 @@ SELDOM = (
         CASES,
         "augmented-persistent",
         "stream-workers",
-        "elastic-shards-workers",
         "lora-and-more",
         "ema",
-        "device",
         seldom=SELDOM,
     ),
 )

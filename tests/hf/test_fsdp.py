@@ -27,6 +27,7 @@ CHOICE = "FSDP1 flattens the parameters: use FSDP2, .*" + (
 IS_OLD = Version(accelerate.__version__) < Version("1.13")
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(IS_OLD, reason="an Accelerate before 1.13 does not load the optimizer of FSDP2")
 @pytest.mark.parametrize(
     ("kind", "kills"),

@@ -800,6 +800,7 @@ def test_an_older_run_goes_on(bench: contract.Bench, reference: Any, tmp_path: P
 # ---- The step trace
 
 
+@pytest.mark.thorough
 def test_the_trace_of_a_resumed_run_is_that_of_an_uninterrupted_one(
     bench: contract.Bench, reference: contract.References, tmp_path: Path
 ) -> None:

@@ -206,6 +206,7 @@ def test_the_same_is_refused_as_with_a_callback(tmp_path: Path) -> None:
         trainer_of(tmp_path, ignore_data_skip=True).train()
 
 
+@pytest.mark.thorough
 def test_a_script_begins_with_the_weights_of_another_run(tmp_path: Path) -> None:
     """The option of the shell is read until the run has a checkpoint of its own."""
     assert launch(tmp_path / "a", *RUN).returncode == 0

@@ -31,6 +31,7 @@ import contract
 KILLS = {"finetuning": (8, 12, 17), "accumulation": (8, 14, 17, 19, 22)}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("callback", often(KILLS, "finetuning"))
 def test_a_callback_that_acts_at_the_start_of_an_epoch(
     callback: str, bench: contract.Bench, reference: Any, tmp_path: Path

@@ -105,13 +105,9 @@ SELDOM = (
     often(
         CASES,
         "augmented-persistent",
-        "stateful-workers",
         "stream-workers",
-        "combined-workers",
         "early-stopping",
         "ema-validation",
-        "no-path",
-        "device",
         seldom=SELDOM,
     ),
 )

@@ -13,6 +13,7 @@ import recovering
 JOB = Path(__file__).parent / "recovery_job.py"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("ranks", "settings"),
     [

@@ -68,6 +68,7 @@ def placeless(name: str, content: bytes) -> bytes:
     return re.sub(r"'/[^']*/(?=out\b)", "'", text).encode()
 
 
+@pytest.mark.thorough
 def test_a_damaged_shard_takes_the_previous_checkpoint(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     """Law 4, with the share of the rank that does not commit."""
     assert bench.run(tmp_path / "killed", {**SHARDED, "kill": SECOND}, ranks=2).killed
@@ -120,6 +121,7 @@ def test_cut_gradients_are_refused_on_another_number_of_ranks(bench: contract.Be
     assert contract.read_trace(tmp_path).steps == ((),)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.thorough)])
 def test_tensor_parallelism_is_exact(ranks: int, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     """Alone, and with FSDP2. Ranks that share tensors read the same batches, whose samples count once."""

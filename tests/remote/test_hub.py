@@ -24,6 +24,7 @@ from resume_adapters.core.tiers import hub as hub_store
 from resume_adapters.core.tiers import mirrors
 from resume_adapters.core.tiers.hub import HubStore
 from resume_adapters.errors import CheckpointDamaged, MissingFramework, TierUnavailable, UnsupportedSetting
+from selection import often
 from waiting import LIMIT, until
 
 import hub_stand_in
@@ -101,9 +102,16 @@ def job(directory: Path) -> None:
     train(directory, 2, 3, 4)
 
 
-@pytest.mark.parametrize("number", [1, 8, 13, 14, 15, 16, 17, 18, 20, 22, *range(23, 60, 4)])
-def test_a_process_that_is_killed_in_a_request_leaves_no_torn_checkpoint(tmp_path: Path, hub: Hub, number: int) -> None:
+KILLS = [1, 8, 13, 14, 15, 16, 17, 18, 20, 22, *range(23, 60, 4)]
+"""The requests within which the process is killed."""
+
+
+@pytest.mark.parametrize("request_number", often(map(str, KILLS), "15", "18"))
+def test_a_process_that_is_killed_in_a_request_leaves_no_torn_checkpoint(
+    tmp_path: Path, hub: Hub, request_number: str
+) -> None:
     """SIGKILL while a request of it is under way: what was asked may happen, and the newest manifest resumes."""
+    number = int(request_number)
     train(tmp_path / "first", 1)
     hub.requests.clear()
     process = multiprocessing.get_context("fork").Process(target=job, args=(tmp_path / "run",))
@@ -249,6 +257,7 @@ def test_what_only_reads_makes_no_repository(hub: Hub) -> None:
     assert not hub.repositories
 
 
+@pytest.mark.thorough
 def test_the_commands_know_repositories(tmp_path: Path, hub: Hub) -> None:
     train(tmp_path / "a", 1, 2)
     done = {}

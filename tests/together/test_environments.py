@@ -94,6 +94,7 @@ def test_the_container_of_a_pod_saves_at_its_end_and_the_next_pod_goes_on(tmp_pa
     machine.require_exact(["start", "stopped", "start", "finished"])
 
 
+@pytest.mark.thorough
 def test_torchrun_starts_its_workers_again(tmp_path: Path) -> None:
     """With one worker: the second group of several may not connect through gloo, with or without this package."""
     machine = Machine(tmp_path, exit_code=0)

@@ -66,6 +66,7 @@ def test_the_pod_gets_the_signal_and_has_time() -> None:
     assert actions["FailJob"]["onExitCodes"]["values"] == [3], "halted"
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(importlib.util.find_spec("lightning") is None, reason="lightning is missing")
 def test_the_lightning_example_resumes_after_a_kill(server: Server, tmp_path: Path) -> None:
     example = EXAMPLES / "lightning_train.py"

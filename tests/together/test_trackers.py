@@ -92,6 +92,7 @@ class Training:
         return saved
 
 
+@pytest.mark.thorough
 def test_a_run_goes_on_after_two_resumes_and_what_is_logged_again_has_the_same_value(
     tmp_path: Path,
 ) -> None:

@@ -17,6 +17,7 @@ CONFIG = {"augment": True, "ema": True}
 KILLS = [{"event": "step_end", "step": 8}, {"event": "step_end", "step": 13}]
 
 
+@pytest.mark.thorough
 def test_an_empty_machine_resumes_from_the_hub(
     bench: contract.Bench, reference: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

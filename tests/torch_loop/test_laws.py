@@ -50,7 +50,7 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", often(CASES, "no-loader", "batches-taken-ahead", "two-ranks"))
+@pytest.mark.parametrize("case", often(CASES, "batches-taken-ahead", "two-ranks"))
 def test_killed_twice_equals_never(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     """Laws 1 and 2."""
     ranks, config = CASES[case]

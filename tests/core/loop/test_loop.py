@@ -59,13 +59,7 @@ SCRIPTS: dict[str, dict[str, Any]] = {
 }
 
 
-EACH_TIME = (
-    *("plain", "accumulating", "a stream", "an elastic sampler", "loaders together", "a loader made in each epoch"),
-    "batches drawn by next",
-)
-
-
-@pytest.mark.parametrize("script", often(SCRIPTS, *EACH_TIME))
+@pytest.mark.parametrize("script", often(SCRIPTS, "accumulating", "an elastic sampler", "loaders together"))
 def test_left_at_any_batch_and_launched_again(tmp_path: Path, script: str) -> None:
     reference = Launch(tmp_path / "never", **SCRIPTS[script])()
     for deaths in ([5, 3], [6], [14 if script == "by steps" else 17]):
@@ -138,8 +132,12 @@ def test_where_the_last_step_is_in_one_loader_the_next_gives_nothing(tmp_path: P
 @pytest.mark.parametrize(
     "options",
     [
-        *({"script": each} for each in ("anew", "in turn", "twice", "evaluated", "in phases")),
+        {"script": "evaluated"},
         {"script": "in turn", "sizes": (22, 22)},
+        *(
+            pytest.param({"script": each}, marks=pytest.mark.thorough)
+            for each in ("anew", "in turn", "twice", "in phases")
+        ),
     ],
     ids=str,
 )

@@ -245,12 +245,13 @@ def launch(case: str, position: LoaderPosition | None, ahead: int, kill_at: int)
     return batches, None
 
 
-AHEAD = often(
-    [f"{case}, a batch ahead" for case in CASES], "a nested dataset, a batch ahead", "kept workers, a batch ahead"
+EACH_TIME = (
+    *("a sampler", "an order of a dataset with workers", "generators made late", "a late loader", "a loader"),
+    *("a nested dataset, a batch ahead", "kept workers, a batch ahead", "kept workers of a stream"),
 )
 
 
-@pytest.mark.parametrize("name", [*CASES, *AHEAD])
+@pytest.mark.parametrize("name", often([*CASES, *(f"{case}, a batch ahead" for case in CASES)], *EACH_TIME))
 def test_what_changes_on_a_loader_is_that_of_a_run_that_was_not_killed(name: str) -> None:
     case, ahead = name.removesuffix(", a batch ahead"), int(name.endswith(", a batch ahead"))
     expected, _ = launch(case, None, ahead, -1)

@@ -99,6 +99,7 @@ def test_fifty_recoveries_leave_nothing_behind(server: Server, tmp_path: Path) -
     assert not list((tmp_path / "memory-of-node-0").iterdir())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("ranks", "nodes"), [(2, 2), pytest.param(4, 2, marks=[pytest.mark.thorough, pytest.mark.long])]
 )

@@ -66,6 +66,7 @@ def test_a_rank_that_has_not_failed_says_which_one_has(server: Server, tmp_path:
     assert "rank 1 failed after step 3: RuntimeError: forward at 3. The block was" in found[0]["given up"]["message"]
 
 
+@pytest.mark.thorough
 def test_a_process_that_must_end_and_does_not_is_ended(server: Server, tmp_path: Path) -> None:
     """Here the script catches the error; it may also be the interpreter that does not come to its end."""
     case = [[["forward", 1, 3, "kill"]], {"grace": 2.0, "meeting_timeout": 3.0}]

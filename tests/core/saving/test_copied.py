@@ -32,6 +32,7 @@ from resume_adapters.core.saving.copied import CopiedSave
 from resume_adapters.core.saving.staging import StagingOptions
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import SaveFailed, UnsupportedSetting
+from selection import often
 from waiting import LIMIT, until
 
 from miniature import GivenContent, committed, effects, left_behind, left_open, new_run, open_files
@@ -530,7 +531,7 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("end", often(ENDS, "by sys.exit", "by KeyboardInterrupt"))
 def test_a_save_is_committed_however_the_script_ends(tmp_path: Path, end: str) -> None:
     program, status = ENDS[end]
     done = run_script(tmp_path, program)
@@ -542,6 +543,7 @@ def test_a_save_is_committed_however_the_script_ends(tmp_path: Path, end: str) -
     training.run.close()
 
 
+@pytest.mark.thorough
 def test_a_save_that_fails_when_the_script_has_ended_is_said(tmp_path: Path) -> None:
     program = """
 def full(*_):
@@ -579,12 +581,17 @@ training.run.close()
 @pytest.mark.parametrize(
     ("then", "status"),
     [
-        ("os._exit(2)", 2),
         ("sys.exit(2)", 2),
-        ("training.run.saver.flush(); sys.exit(2)", 2),
-        ("training.run.close(); os._exit(2)", 2),
-        ("del training; import gc; gc.collect(); sys.exit(2)", 2),
-        ("raise ValueError", 1),
+        *(
+            pytest.param(then, status, marks=pytest.mark.thorough)
+            for then, status in (
+                ("os._exit(2)", 2),
+                ("training.run.saver.flush(); sys.exit(2)", 2),
+                ("training.run.close(); os._exit(2)", 2),
+                ("del training; import gc; gc.collect(); sys.exit(2)", 2),
+                ("raise ValueError", 1),
+            )
+        ),
     ],
 )
 def test_a_child_that_is_forked_behind_a_save_neither_waits_nor_touches_it(
