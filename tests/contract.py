@@ -606,6 +606,23 @@ def a_fork_equals_loading_by_hand(
         assert found["taken"] == ["model", "optimizer"][: 1 + (take != "weights")] and "rng" in found["fresh"]
 
 
+def an_audit_finds_a_flipped_bit(bench: Bench, directory: Path, config: Config, reference: Any, what: str) -> None:
+    """What differs on one rank ends the run before it is saved, and a relaunch goes on from what was not yet wrong.
+
+    Args:
+        what: ``"weights"``, ``"gradients"`` or ``"moments"``.
+    """
+    audited = {**config, bench.options: {**config.get(bench.options, {}), "verify": {"every": 4}}}
+    outcome = bench.run(directory, {**audited, "flip": {"what": what, "step": 7}}, ranks=2)
+    assert not outcome.killed and any(outcome.statuses), outcome.output[-6000:]
+    assert "ReplicasDiffer: after step 8 ranks 0 (" in outcome.output, outcome.output[-6000:]
+    assert set(committed(directory / bench.run_directory).values()) == {5}
+    bench.run(directory, audited, ranks=2).require_success()
+    trace, expected = read_trace(directory, 2), reference(config, 2)
+    require_same_steps(trace, expected, start=5)
+    require_same_end(trace, expected)
+
+
 def frozen_before_an_operation(
     bench: Bench, directory: Path, config: Config, reference: Trace, operation: Operation, *, ignore: Sequence[str] = ()
 ) -> None:

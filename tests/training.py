@@ -45,6 +45,7 @@ DEFAULTS: dict[str, Any] = {
     "file_limit": None,
     "file_limit_until": None,
     "hold_writes": None,
+    "flip": None,
     "on_rank": None,
     "slow": 0.0,
     "own_disk": False,
@@ -73,6 +74,11 @@ def configure(run_directory: str, defaults: dict[str, Any]) -> None:
         use_walled()
     if CONFIG["own_disk"]:
         take_own_disk(run_directory)
+    for options in (CONFIG.get("callback"), CONFIG.get("options")):
+        if options and isinstance(options.get("verify"), dict):
+            options["verify"] = importlib.import_module("resume_adapters").Audit(**options["verify"])
+    if CONFIG["flip"] and RANK == 1:
+        flip_a_bit(**CONFIG["flip"])
     if CONFIG["on_rank"] not in (None, RANK):
         return
     if CONFIG["kill_at_operation"]:
@@ -83,6 +89,24 @@ def configure(run_directory: str, defaults: dict[str, Any]) -> None:
         os.environ.pop("JOBS_BYTECODE", None)  # a module's would be cut off, for all who import it later
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (CONFIG["file_limit"], resource.RLIM_INFINITY))
+
+
+def flip_a_bit(what: str, step: int) -> None:
+    """Change a bit on this rank: of a gradient before a step of the optimizer, or of a weight or a moment after it."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+    seen = 0
+
+    def change(optimizer: Any, *_: Any) -> None:
+        nonlocal seen
+        seen += 1
+        if seen == step:
+            weight = next(each for each in optimizer.param_groups[0]["params"] if each.grad is not None)
+            moment = next((each for each in optimizer.state[weight].values() if getattr(each, "ndim", 0)), None)
+            changed = {"weights": weight.detach(), "gradients": weight.grad, "moments": moment}[what]
+            changed.view(torch.int32).reshape(-1)[:1] ^= 1 << 22
+
+    (register_optimizer_step_pre_hook if what == "gradients" else register_optimizer_step_post_hook)(change)
 
 
 def take_own_disk(place: str) -> None:

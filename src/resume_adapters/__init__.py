@@ -16,13 +16,14 @@ from resume_adapters.core.checkpoint.retention import (
     KeepWithin,
     Policy,
 )
-from resume_adapters.core.choices import Fork
+from resume_adapters.core.choices import Audit, Fork
 from resume_adapters.core.stop.policy import StopOn
 from resume_adapters.core.tiers.options import Memory, Remote
 from resume_adapters.errors import ResumeError, Stopped
 from resume_adapters.integrations.trackers.runs import tracker_run
 
 __all__ = [
+    "Audit",
     "Fork",
     "KeepAll",
     "KeepBest",

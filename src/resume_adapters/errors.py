@@ -108,6 +108,10 @@ class PeerFailed(ResumeError, RuntimeError):
     """Another rank failed during a collective operation, so this rank stops as well."""
 
 
+class ReplicasDiffer(ResumeError, RuntimeError):
+    """An audit found that ranks differ in what DDP keeps alike. Nothing of it is saved."""
+
+
 class Hung(ResumeError, TimeoutError):
     """A rank has ended no step for too long, within a restartable block that is not run again."""
 

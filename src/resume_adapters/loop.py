@@ -33,7 +33,7 @@ import torch
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from resume_adapters.core.checkpoint.retention import Policy
-from resume_adapters.core.choices import OnSaveError, Stage
+from resume_adapters.core.choices import OnSaveError, Stage, Verify
 from resume_adapters.core.loop.framework import Resumed
 from resume_adapters.core.loop.loop import ResumableLoop
 from resume_adapters.core.loop.plain import PlainFramework, TrainedObjects
@@ -66,7 +66,7 @@ def register_for_resume(
     stop: StopOn | None = None,
     save_every: SaveEvery | None = None,
     mtbf: timedelta | None = None,
-    verify: bool = True,
+    verify: Verify = True,
     on_save_error: OnSaveError = "stop",
     stage: Stage = "auto",
     mirror: Sequence[Mirror] = (),

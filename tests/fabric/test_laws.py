@@ -215,3 +215,8 @@ def test_a_fork_equals_loading_by_hand(take: str, bench: contract.Bench, referen
     """A new run with the weights of another, and with its optimizer's state."""
     changes = {"samples": 40}
     contract.a_fork_equals_loading_by_hand(bench, tmp_path, {"augment": True}, reference, take, KILL, changes=changes)
+
+
+@pytest.mark.parametrize("what", often(["weights", "gradients", "moments"], "gradients"))
+def test_an_audit_finds_a_flipped_bit(what: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    contract.an_audit_finds_a_flipped_bit(bench, tmp_path, {}, reference, what)

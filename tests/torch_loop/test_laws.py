@@ -251,3 +251,14 @@ def test_a_fork_equals_loading_by_hand(take: str, bench: contract.Bench, referen
     """A new run with the weights of another, and with its optimizer's state."""
     changes = {"samples": 40}
     contract.a_fork_equals_loading_by_hand(bench, tmp_path, {"augment": True}, reference, take, KILL, changes=changes)
+
+
+@pytest.mark.parametrize("what", often(["weights", "gradients", "moments"], "gradients"))
+def test_an_audit_finds_a_flipped_bit(what: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    contract.an_audit_finds_a_flipped_bit(bench, tmp_path, {"batch_norm": True, "samples": 96}, reference, what)
+
+
+def test_an_audit_of_processes_that_train_apart_is_refused(bench: contract.Bench, tmp_path: Path) -> None:
+    outcome = bench.run(tmp_path, {"wrap": False, "apart": True, "options": {"verify": {"every": 4}}}, ranks=2)
+    assert 1 in outcome.statuses and "or each rank trains apart" in outcome.output, outcome.output
+    assert not contract.committed(tmp_path / "out")

@@ -58,7 +58,7 @@ def callbacks(model: torch.nn.Module) -> None:
     trainer = hf.ResumeCallback(keep=policies(), stop=StopOn(), save_every=500, ema=model)
     trainer.halt("the loss is not a number")
     hf.ResumeCallback(resume=Path("runs/b"), save_every="auto", mtbf=timedelta(hours=8), verify=False)
-    hf.ResumeCallback(resume=resume_adapters.Fork("runs/a", take="weights+optimizer"))
+    hf.ResumeCallback(resume=resume_adapters.Fork("runs/a", take="weights+optimizer"), verify=resume_adapters.Audit(9))
     fit = lightning.ResumeCallback(resume="scratch", save_every=timedelta(minutes=10), noise=torch.Generator())
     fit.halt("the loss is not a number")
     lightning.ResumeCheckpointIO()

@@ -43,7 +43,7 @@ except ImportError as error:
 from resume_adapters.accelerate.framework import AccelerateFramework
 from resume_adapters.accelerate.strategies import require_supported
 from resume_adapters.core.checkpoint.retention import KeepLast, Policy
-from resume_adapters.core.choices import OnBatchChange, OnSaveError, Stage
+from resume_adapters.core.choices import OnBatchChange, OnSaveError, Stage, Verify
 from resume_adapters.core.loop.loop import ResumableLoop
 from resume_adapters.core.recovery.attempt import between_attempts
 from resume_adapters.core.requirements import require_version
@@ -68,7 +68,7 @@ def register_for_resume(
     stop: StopOn | None = None,
     save_every: SaveEvery | None = None,
     mtbf: timedelta | None = None,
-    verify: bool = True,
+    verify: Verify = True,
     on_batch_change: OnBatchChange = "refuse",
     on_save_error: OnSaveError = "stop",
     stage: Stage = "auto",

@@ -25,6 +25,32 @@ Take = Literal["weights", "weights+optimizer"]
 
 
 @dataclass(frozen=True)
+class Audit:
+    """A value of ``verify``: beside what ``True`` does, compare the ranks of a training with DDP on the way.
+
+    Weights and optimizer state must be alike on all ranks. They are compared by digests each ``every`` steps and before
+    each save, so that every checkpoint has passed; a difference ends the run with :class:`ReplicasDiffer` on all ranks.
+    On one rank nothing is compared.
+
+    Args:
+        every: optimizer steps from one audit to the next.
+
+    Raises:
+        UnsupportedSetting: ``every`` is no positive number.
+    """
+
+    every: int
+
+    def __post_init__(self) -> None:
+        if type(self.every) is not int or self.every < 1:
+            raise UnsupportedSetting(f"{self}: expected every how many optimizer steps the ranks are compared")
+
+
+Verify = bool | Audit
+"""Whether what was restored is compared with what was saved, and whether ranks are compared on the way."""
+
+
+@dataclass(frozen=True)
 class Fork:
     """A value of ``resume``: begin a new run with a checkpoint of another, which it only reads.
 

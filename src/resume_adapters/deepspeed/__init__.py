@@ -39,7 +39,7 @@ except ImportError as error:
     ) from error
 
 from resume_adapters.core.checkpoint.retention import Policy
-from resume_adapters.core.choices import OnBatchChange, OnSaveError, Stage
+from resume_adapters.core.choices import OnBatchChange, OnSaveError, Stage, Verify
 from resume_adapters.core.loop.loop import ResumableLoop
 from resume_adapters.core.saving.cadence import SaveEvery
 from resume_adapters.core.session.new_run import new_run
@@ -76,7 +76,7 @@ class ResumeHooks(ResumableLoop):
         stop: StopOn | None = None,
         save_every: SaveEvery | None = None,
         mtbf: timedelta | None = None,
-        verify: bool = True,
+        verify: Verify = True,
         on_batch_change: OnBatchChange = "refuse",
         on_save_error: OnSaveError = "stop",
         stage: Stage = "auto",

@@ -29,7 +29,7 @@ from datetime import timedelta
 from typing import Any
 
 from resume_adapters.core.checkpoint.retention import Policy
-from resume_adapters.core.choices import OnSaveError, Stage
+from resume_adapters.core.choices import OnSaveError, Stage, Verify
 from resume_adapters.core.loop.loop import ResumableLoop
 from resume_adapters.core.saving.cadence import SaveEvery
 from resume_adapters.core.session.new_run import new_run
@@ -51,7 +51,7 @@ def register_for_resume(
     stop: StopOn | None = None,
     save_every: SaveEvery | None = None,
     mtbf: timedelta | None = None,
-    verify: bool = True,
+    verify: Verify = True,
     on_save_error: OnSaveError = "stop",
     stage: Stage = "auto",
     mirror: Sequence[Mirror] = (),

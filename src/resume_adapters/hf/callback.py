@@ -12,7 +12,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from resume_adapters.core.checkpoint.retention import Policy
-from resume_adapters.core.choices import OnBatchChange, OnSaveError, Stage
+from resume_adapters.core.choices import OnBatchChange, OnSaveError, Stage, Verify
 from resume_adapters.core.patching import replaced
 from resume_adapters.core.saving.cadence import SaveEvery
 from resume_adapters.core.session.options import (
@@ -54,7 +54,7 @@ class ResumeCallback(OptionsCallback, TrainerCallback):
         stop: StopOn | None = None,
         save_every: SaveEvery | None = None,
         mtbf: timedelta | None = None,
-        verify: bool = True,
+        verify: Verify = True,
         on_batch_change: OnBatchChange = "refuse",
         on_save_error: OnSaveError = "stop",
         stage: Stage = "auto",

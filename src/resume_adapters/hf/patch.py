@@ -72,7 +72,9 @@ class TrainerSeams:
 
     def _load_best_model(self, native: Callable[[], None]) -> None:  # seam: transformers 4.57 to 5.23
         session, own = self.session, is_replaced("_load_best_model", native)
-        session.framework.load_best(session.run, native, has_own_loader=own, verify=session.session.options.verify)
+        session.framework.load_best(
+            session.run, native, has_own_loader=own, verify=bool(session.session.options.verify)
+        )
 
     def _load_rng_state(  # seam: transformers 4.57 to 5.23
         self, native: Callable[[str | None], None], checkpoint: str | None

@@ -37,6 +37,7 @@ _OPTIONS = {
     "save_every": ("HOW_OFTEN", "Steps, a period such as 30m, or auto."),
     "mtbf": ("PERIOD", "Mean time between failures, for --save-every auto."),
     "verify": (None, "Compare the restored state with the saved one."),
+    "audit_every": ("STEPS", "Compare the ranks of a training with DDP every STEPS steps and before each save."),
     "on_batch_change": (None, "With a different global batch size."),
     "on_save_error": (None, "When a save fails."),
     "stage": (None, "memory: training goes on before the write; auto: where that is worth it."),

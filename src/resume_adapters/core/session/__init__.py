@@ -2,7 +2,8 @@
 
 Read ``framework.py`` (what an adapter implements) with ``layout.py`` (over which ranks a training is spread),
 ``session.py`` (the order of events), ``restore.py`` with ``context.py`` (what is resumed), ``fork.py`` (a new run
-begins with the weights of another), ``rehearsal.py`` (the first save is loaded back), then ``loaders.py`` and
+begins with the weights of another), ``rehearsal.py`` (the first save is loaded back), ``audit.py`` (ranks are compared
+on the way), then ``loaders.py`` and
 ``rescale.py`` (a different topology or batch size). ``settings.py`` compares what a launch was given with what the
 checkpoint was saved with, ``trace.py`` writes each step of a watched run, ``finished.py`` refuses a second training in
 one directory, and ``numbered.py`` chooses the directory where the framework numbers them.

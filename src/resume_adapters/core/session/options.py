@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from resume_adapters.core.checkpoint.retention import KeepLast, Policy, join_policies, parse_best, parse_period
-from resume_adapters.core.choices import Fork, OnBatchChange, OnSaveError, Requeue, Stage, Take
+from resume_adapters.core.choices import Audit, Fork, OnBatchChange, OnSaveError, Requeue, Stage, Take, Verify
 from resume_adapters.core.requirements import did_you_mean
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.saving.cadence import Cadence, SaveEvery, chosen
@@ -45,7 +45,8 @@ class ResumeOptions:
         save_every: optimizer steps, a ``timedelta``, or ``"auto"``: as often as is worth its cost; ``None`` for the
             adapter's default.
         mtbf: mean time between failures, for ``save_every="auto"``; by default what the run itself has seen.
-        verify: after restoring, compare the live state with the saved one, and refuse a difference.
+        verify: after restoring, compare the live state with the saved one, and refuse a difference. An :class:`Audit`
+            compares the ranks, too.
         on_batch_change: ``"refuse"``, or ``"keep-samples"``: where an optimizer step has a different number of samples
             than when the run was saved, resume by samples, with schedules of this launch's length.
         on_save_error: ``"stop"``, or ``"continue"``: after a save that failed, say so, keep training, and try again at
@@ -67,7 +68,7 @@ class ResumeOptions:
     stop: StopOn | None = None
     save_every: SaveEvery | None = None
     mtbf: timedelta | None = None
-    verify: bool = True
+    verify: Verify = True
     on_batch_change: OnBatchChange = "refuse"
     on_save_error: OnSaveError = "stop"
     stage: Stage = "auto"
@@ -158,7 +159,7 @@ class OptionsCallback:
         stop: StopOn | None = None,
         save_every: SaveEvery | None = None,
         mtbf: timedelta | None = None,
-        verify: bool = True,
+        verify: Verify = True,
         on_batch_change: OnBatchChange = "refuse",
         on_save_error: OnSaveError = "stop",
         stage: Stage = "auto",
@@ -233,6 +234,7 @@ class TextOptions(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unkno
         save_every: optimizer steps, a period such as ``"30m"``, or ``"auto"``.
         mtbf: mean time between failures, a period.
         verify: after restoring, compare the live state with the saved one.
+        audit_every: optimizer steps between two audits of the ranks; see :class:`Audit`.
         on_batch_change, on_save_error, stage: as the callbacks have them.
         mirror: URLs to which committed checkpoints are copied, and ``memory`` as :func:`mirror_of` has it.
         mirror_every: of how many saves one is copied.
@@ -249,6 +251,7 @@ class TextOptions(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unkno
     save_every: int | str | None = None
     mtbf: str | None = None
     verify: bool = True
+    audit_every: int | None = None
     on_batch_change: OnBatchChange = "refuse"
     on_save_error: OnSaveError = "stop"
     stage: Stage = "auto"
@@ -266,9 +269,10 @@ class TextOptions(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unkno
         Raises:
             UnsupportedSetting: a policy, a period or a duration is invalid.
         """
-        as_given = ("verify", "on_batch_change", "on_save_error", "stage")
+        as_given = ("on_batch_change", "on_save_error", "stage")
         return {
             "resume": self.resume if self.take is None else Fork(self.resume, self.take),
+            "verify": self.verify if self.audit_every is None else Audit(self.audit_every),
             **{name: getattr(self, name) for name in as_given},
             "keep": self._keep(),
             "stop": StopOn(

@@ -89,7 +89,9 @@ class Restorer:
 
     def read(self, checkpoint: Checkpoint) -> RestoreContext:
         """Return the context in which a checkpoint is restored."""
-        return RestoreContext(self._run, checkpoint, self._kind, verify=self._options.verify, rescale=self._rescale)
+        return RestoreContext(
+            self._run, checkpoint, self._kind, verify=bool(self._options.verify), rescale=self._rescale
+        )
 
     def replace_context(self, context: RestoreContext | None) -> None:
         """Resume from a different checkpoint than was chosen: one outside the run directory that is newer, or none."""
@@ -148,7 +150,7 @@ class Restorer:
         if context.has_other_ranks:
             # The running statistics of other ranks are not this rank's; those of the first are among the weights.
             parts = {name: part for name, part in parts.items() if not isinstance(part, ModuleBuffers)}
-        context.reader.restore({**self._options.parts, **parts}, verify=self._options.verify)
+        context.reader.restore({**self._options.parts, **parts}, verify=bool(self._options.verify))
 
     def align_buckets(self) -> None:
         """Set the order in which DDP reduces gradients to that of the uninterrupted run.

@@ -19,7 +19,7 @@ from resume_adapters.core.checkpoint.checkpoint import Checkpoint
 from resume_adapters.core.checkpoint.manifest import Ancestry, Manifest, PartEntry, finite_metrics
 from resume_adapters.core.checkpoint.native_files import require_loadable
 from resume_adapters.core.checkpoint.writer import CallContent, Captured
-from resume_adapters.core.choices import Fork
+from resume_adapters.core.choices import Audit, Fork
 from resume_adapters.core.log import logger
 from resume_adapters.core.observed.paths import is_module
 from resume_adapters.core.observed.variables import ScriptVariables
@@ -30,6 +30,7 @@ from resume_adapters.core.requirements import did_you_mean
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.run.step_control import GO_ON, Decision
 from resume_adapters.core.run_directory.status import RunState
+from resume_adapters.core.session.audit import ReplicaAudit
 from resume_adapters.core.session.context import BestCheckpoint, RestoreContext
 from resume_adapters.core.session.finished import Extent, mark_finished, require_continuation
 from resume_adapters.core.session.fork import fork
@@ -126,6 +127,7 @@ class Session:
         self._forms: dict[str, Any] = {}
         attempt = running_attempt()
         self.held = None if attempt is None else HeldCall(attempt, self, kind)
+        self._audit: ReplicaAudit | None = None
         run.undo_at_close(self._undo)
 
     # ---- Resuming
@@ -139,11 +141,26 @@ class Session:
         require_continuation(self.run, extent, self.framework.about.directory_option)
 
     def open(self) -> RestoreContext | None:
-        """Choose what to resume from, and begin; see :meth:`Restorer.choose`."""
+        """Choose what to resume from, and begin; see :meth:`Restorer.choose`.
+
+        Raises:
+            UnsupportedSetting: an audit is asked for within a restartable block.
+        """
         context = self.restorer.choose()
+        if isinstance(self.options.verify, Audit):
+            self._begin_audit(self.options.verify)
         if self.trace is not None:
             self.trace.begin(self.run, context)
         return context
+
+    def _begin_audit(self, given: Audit) -> None:
+        if self.held is not None:
+            raise UnsupportedSetting(
+                "verify=Audit(...) within a restartable block, which goes on from what each rank holds after any step, "
+                "audited or not: set verify=True, or train without the block"
+            )
+        if self.run.ranks.world_size > 1:
+            self._audit = ReplicaAudit(self.run.ranks, given.every, self.framework.modules)
 
     @property
     def context(self) -> RestoreContext | None:
@@ -167,7 +184,7 @@ class Session:
         if isinstance(given, Fork) and self.context is None and self.run.resumed is None:
             entries = [*self.framework.describe(), *self.part_entries.captured(self.framework.parts(), counters="")]
             known = dict.fromkeys(each.name for each in entries if each.by != "missing")
-            self._ancestry = fork(self.run, self.framework, given, list(known), verify=self.options.verify)
+            self._ancestry = fork(self.run, self.framework, given, list(known), verify=bool(self.options.verify))
 
     def random_state(self) -> dict[str, Any]:
         """Return the random state of the process and of the user's generators."""
@@ -284,6 +301,8 @@ class Session:
         if self.trace is not None:
             self.trace.end_step(step, epoch)
         self.observed.end_step()
+        if self._audit is not None:
+            self._audit.end_step(step)
         self.restorer.log_resumed()  # a loop that iterates itself has not begun its step here
         if self._is_left:
             return GO_ON  # this step is held, and then the attempt is left
@@ -384,6 +403,8 @@ class Session:
         self._beat()
         is_last = self.stopping or self._is_ending
         try:
+            if self._audit is not None:
+                self._audit.require_alike(step)
             if to_memory:
                 self.has_saved = self.run.saver.save_to_memory(name, step, content, is_file=is_file) or self.has_saved
                 return
@@ -650,6 +671,8 @@ class Session:
         with contextlib.ExitStack() as stack:
             stack.callback(self.loaders.close)
             stack.callback(self.observed.close)
+            if self._audit is not None:
+                stack.callback(self._audit.close)
             stack.callback(self.restorer.close)
             stack.callback(self.framework.trackers.close)
             stack.callback(self.framework.close)
