@@ -567,6 +567,7 @@ def a_fork_equals_loading_by_hand(
     kill: Kill,
     *,
     changes: Config,
+    ranks: int = 1,
     ignore: Sequence[str] = (),
 ) -> None:
     """A new run that begins with what another has learnt is the script that loads that by itself, however it is killed.
@@ -578,13 +579,14 @@ def a_fork_equals_loading_by_hand(
         config: the other run, which saves at the step 10.
         take: what it takes.
         changes: what differs in the new run, which saves at the step 5.
+        ranks: on how many it trains; the other has trained on one.
     """
     other = directory / "other"
     shutil.copytree(references.directory(config) / bench.run_directory, other, symlinks=True)
     name = next(name for name, step in committed(other).items() if step == 10)
     given = {"path": str(other / name), "take": take}
     mine = {**config, **changes}
-    expected = uninterrupted(bench, directory / "by hand", {**mine, "bare": True, "loads": given})
+    expected = uninterrupted(bench, directory / "by hand", {**mine, "bare": True, "loads": given}, ranks=ranks)
     assert expected.steps[0][0]["loss"] != references(config).steps[0][0]["loss"], "nothing was loaded"
     forking, run = {**mine, "resume": given}, directory / "fork"
     kills: list[tuple[str, Any, int]] = [
@@ -593,13 +595,13 @@ def a_fork_equals_loading_by_hand(
         ("kill_at_operation", ["os.rename", temporary("latest"), 1], 1),
     ]
     for by, wanted, left in kills:
-        outcome = bench.run(run, {**forking, by: wanted})
+        outcome = bench.run(run, {**forking, by: wanted}, ranks=ranks)
         assert outcome.killed, outcome.output[-6000:]
         assert len(committed(run / bench.run_directory)) == left
         assert "This run begins with" in outcome.output
-        require_same_steps(read_trace(run), expected, start=0)
+        require_same_steps(read_trace(run, ranks), expected, start=0)
     shutil.rmtree(other)
-    assert resumed_equals_uninterrupted(bench, run, forking, expected, ignore=ignore) == 5
+    assert resumed_equals_uninterrupted(bench, run, forking, expected, ranks=ranks, ignore=ignore) == 5
     for file in (run / bench.run_directory).rglob("manifest.json"):
         found = json.loads(file.read_bytes())["manifest"]["ancestry"]
         assert (found["run"], found["checkpoint"], found["step"]) == (str(other), name, 10)

@@ -253,6 +253,13 @@ def test_a_fork_equals_loading_by_hand(take: str, bench: contract.Bench, referen
     contract.a_fork_equals_loading_by_hand(bench, tmp_path, {"augment": True}, reference, take, KILL, changes=changes)
 
 
+@pytest.mark.thorough
+def test_a_fork_on_two_ranks_equals_loading_by_hand(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    contract.a_fork_equals_loading_by_hand(
+        bench, tmp_path, {"augment": True}, reference, contract.FORKS[-1], KILL, changes={"samples": 80}, ranks=2
+    )
+
+
 @pytest.mark.parametrize("what", often(["weights", "gradients", "moments"], "gradients"))
 def test_an_audit_finds_a_flipped_bit(what: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     contract.an_audit_finds_a_flipped_bit(bench, tmp_path, {"batch_norm": True, "samples": 96}, reference, what)
