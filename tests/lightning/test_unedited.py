@@ -19,6 +19,7 @@ from resume_adapters.core.session.options import OPTIONS
 from resume_adapters.errors import UnsupportedSetting
 from resume_adapters.lightning import ResumeCallback
 from resume_adapters.unedited import ENTRY
+from selection import often
 
 SCRIPT = """
 import glob, hashlib, os, signal, time
@@ -33,7 +34,7 @@ class Model(pl.LightningModule):
 
     def training_step(self, batch, batch_idx):
         if self.global_step == int(os.environ.get("KILL", -1)):
-            while not glob.glob("out/*step=8.ckpt.resume/manifest.json"):
+            while not glob.glob("*/*step=8.ckpt.resume/manifest.json"):
                 time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
         return self.drop(self.layer(batch + torch.rand(1))).square().mean()
@@ -80,6 +81,29 @@ def test_a_killed_script_resumes_and_equals_one_that_was_not_killed(tmp_path: Pa
     assert done.returncode == 0, done.stderr
     assert "Resuming from" in done.stderr and "step=8.ckpt" in done.stderr and "No Trainer" not in done.stderr
     assert done.stdout.splitlines()[-1] == reference.stdout.splitlines()[-1]
+
+
+WITHOUT_THE_STATE = {
+    "no ModelCheckpoint": ("callbacks=[saving]", "enable_checkpointing=False"),
+    "weights alone": ("every_n_train_steps=4", "every_n_train_steps=4, save_weights_only=True"),
+}
+
+
+@pytest.mark.parametrize("saves", often(WITHOUT_THE_STATE, "weights alone"))
+def test_a_script_that_saves_no_whole_state_resumes_where_it_is_said_how_often_to_save(
+    tmp_path: Path, saves: str
+) -> None:
+    """As the trainers within many libraries."""
+    script = SCRIPT.replace(*WITHOUT_THE_STATE[saves])
+    reference = launch(tmp_path / "bare", sys.executable, script=script)
+    assert reference.returncode == 0, reference.stderr
+    front = [sys.executable, "-m", "resume_adapters.cli", "run", "--save-every", "4"]
+    assert launch(tmp_path / "run", *front, script=script, KILL="11").returncode == -9
+    done = launch(tmp_path / "run", *front, script=script)
+    assert done.returncode == 0 and "Resuming from resume-step=8.ckpt" in done.stderr, done.stderr
+    assert done.stdout.splitlines()[-1] == reference.stdout.splitlines()[-1]
+    weights = {file.name for file in (tmp_path / "bare").glob("out/*.ckpt")}
+    assert weights == {file.name for file in (tmp_path / "run").glob("out/epoch*.ckpt")}
 
 
 FOLDS = """

@@ -18,7 +18,10 @@ from resume_adapters.unedited import trainer_was_made
 
 
 class CallbackOfEnvironment(ResumeCallback):
-    """A :class:`ResumeCallback` with the options of the environment. A trainer that saves nothing is left alone.
+    """A :class:`ResumeCallback` with the options of the environment.
+
+    A trainer without a ModelCheckpoint that saves the whole state is left alone, unless an option says how often it is
+    to save.
 
     Raises:
         UnsupportedSetting: an option of the environment is invalid.
@@ -37,12 +40,17 @@ class CallbackOfEnvironment(ResumeCallback):
             self._is_set_up = False
             return
         if isinstance(trainer, pl.Trainer) and not saving(trainer):
-            if stage == "fit" and trainer.is_global_zero:
-                logger.warning(
-                    "No ModelCheckpoint of this trainer saves the whole state (enable_checkpointing=False, or "
-                    "save_weights_only=True): it trains without being resumed."
-                )
-            return
+            if self.options.cadence() is None:
+                if stage == "fit" and trainer.is_global_zero:
+                    logger.warning(
+                        "No ModelCheckpoint of this trainer saves the whole state (enable_checkpointing=False, or "
+                        "save_weights_only=True): it trains without being resumed (`resume-adapters run --save-every "
+                        "500` would)."
+                    )
+                return
+            trainer.callbacks.append(
+                pl.callbacks.ModelCheckpoint(save_top_k=0)
+            )  # it names the place, and saves nothing
         others = [each for each in getattr(trainer, "callbacks", ()) if isinstance(each, ResumeCallback)]
         if stage == "fit" and self._given and others[:1] != [self] and trainer.is_global_zero:
             logger.warning("This trainer has a ResumeCallback of its own: the options in %s do not apply.", OPTIONS)
