@@ -49,7 +49,7 @@ def test_a_process_knows_when_it_began() -> None:
 
 
 LAUNCHERS = [("torchrun", True, 2), ("accelerate", True, 1), ("train.sh", False, 1)]
-FURTHER = [("torchrun", True, 1), ("accelerate", True, 2), ("train.sh", False, 2)]
+FURTHER = [("torchrun", True, 1), ("resume-adapters", True, 1), ("accelerate", True, 2), ("train.sh", False, 2)]
 
 
 @pytest.mark.parametrize(

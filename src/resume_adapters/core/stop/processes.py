@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import psutil
 
 _LAUNCHER = re.compile(
-    r"(.*/)?(torchrun|accelerate|deepspeed)"
+    r"(.*/)?(torchrun|accelerate|deepspeed|resume-adapters)|resume_adapters\.cli"
     r"|torch\.distributed\.(run|launch)|accelerate\.commands\.launch|deepspeed\.launcher\.(launch|runner)"
 )
 
@@ -42,7 +42,7 @@ def is_dead(pid: int) -> bool:
 
 
 def find_launchers() -> Callable[[], bool]:
-    """Find the launchers among this process's ancestors (torchrun, accelerate, deepspeed).
+    """Find the launchers among this process's ancestors (torchrun, accelerate, deepspeed, a drill).
 
     Returns:
         A function that returns whether all of them are alive. A killed launcher leaves its workers running. Other
