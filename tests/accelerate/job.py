@@ -279,8 +279,9 @@ class Job:
         if CONFIG["fsdp_version"] == 1:  # flattened before the optimizer is made of its parameters
             self.plain = accelerator.prepare(self.plain)
         self.ema = Ema(self.plain) if CONFIG["ema"] else None
-        made = {"momentum": 0.9} if CONFIG["optimizer"] == "SGD" else {}
-        optimizer = getattr(torch.optim, CONFIG["optimizer"])(self.plain.parameters(), 5e-3, weight_decay=0.1, **made)
+        kind, _, momentum = CONFIG["optimizer"].partition(" ")  # without a momentum it has no state
+        made = {"momentum": 0.9} if kind == "SGD" and not momentum else {}
+        optimizer = getattr(torch.optim, kind)(self.plain.parameters(), 5e-3, weight_decay=0.1, **made)
         total = CONFIG["total"] or 60 * accelerator.num_processes
         schedule: Any = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=total)
         if (

@@ -61,6 +61,8 @@ STRATEGIES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "fsdp2-sharded": (FSDP, 3, {**SHARDED, "clip": True, "batch_norm": True, "samples": 150}),
     "fsdp2-hybrid": (FSDP, 4, {**SHARDED, "parallel": {"DP_REPLICATE": 2, "DP_SHARD": 2}, "samples": 200}),
     "fsdp2-full": (FSDP, 2, {"fsdp": "FULL_STATE_DICT", "by_hand": True}),
+    "fsdp2-stateless": (FSDP, 2, {**SHARDED, "optimizer": "SGD 0"}),
+    "fsdp2-full-stateless": (FSDP, 2, {"fsdp": "FULL_STATE_DICT", "optimizer": "SGD 0"}),
     "zero-2": ("DistributedType.DEEPSPEED", 2, {"zero": 2, "augment": True}),
 }
 
@@ -74,7 +76,7 @@ def test_context_parallelism_is_refused_by_its_name(bench: contract.Bench, tmp_p
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("sharding")
-@pytest.mark.parametrize("case", often(STRATEGIES, seldom=("fsdp2-full", "fsdp2-hybrid")))
+@pytest.mark.parametrize("case", often(STRATEGIES, seldom=("fsdp2-full", "fsdp2-full-stateless", "fsdp2-hybrid")))
 def test_sharded_state_too(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     strategy, ranks, config = STRATEGIES[case]
     config = {"samples": 100, **config}
