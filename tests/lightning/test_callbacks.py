@@ -19,6 +19,7 @@ from torch.nn.utils import prune
 
 from resume_adapters import KeepBest
 from resume_adapters.core.session import finished
+from resume_adapters.core.session.options import OPTIONS
 from resume_adapters.errors import UnsupportedSetting
 from resume_adapters.lightning import ResumeCallback
 from resume_adapters.lightning.supported import require_supported
@@ -126,6 +127,19 @@ def test_the_environment_leaves_a_trainer_alone_that_saves_nothing(
     assert caplog.text.count("it trains without being resumed") == 1
     trainer_of(tmp_path).fit(BoringModel())
     assert (tmp_path / "run" / ".resume").is_dir()
+
+
+def test_what_a_trainer_that_saves_nothing_is_given_for_a_fit_is_taken_back(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RESUME_ADAPTERS", "1")
+    monkeypatch.setenv(OPTIONS, '{"save_every": 2}')
+    monkeypatch.syspath_prepend(ENTRY)
+    trainer = trainer_of(tmp_path, enable_checkpointing=False)
+    before = [*trainer.callbacks]
+    trainer.fit(BoringModel())
+    assert trainer.callbacks == before and trainer.checkpoint_callback is None
+    assert {file.name for file in (tmp_path / "checkpoints").glob("*.ckpt")} >= {"resume-step=6.ckpt"}
 
 
 @pytest.mark.parametrize(("options", "horizon"), [({}, 6), ({"max_steps": 4}, 4)], ids=["epochs", "steps"])

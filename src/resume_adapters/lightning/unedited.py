@@ -28,6 +28,7 @@ class CallbackOfEnvironment(ResumeCallback):
     """
 
     _is_set_up = False
+    _take_back: Callable[[], None] = staticmethod(lambda: None)
 
     def __init__(self) -> None:
         trainer_was_made()
@@ -48,13 +49,21 @@ class CallbackOfEnvironment(ResumeCallback):
                         "500` would)."
                     )
                 return
-            trainer.callbacks.append(
-                pl.callbacks.ModelCheckpoint(save_top_k=0)
-            )  # it names the place, and saves nothing
+            self._give_a_place(trainer)
         others = [each for each in getattr(trainer, "callbacks", ()) if isinstance(each, ResumeCallback)]
         if stage == "fit" and self._given and others[:1] != [self] and trainer.is_global_zero:
             logger.warning("This trainer has a ResumeCallback of its own: the options in %s do not apply.", OPTIONS)
         super().setup(trainer, pl_module, stage)
+
+    def _give_a_place(self, trainer: Any) -> None:
+        """Give a trainer for this fit what names the place of the run, and saves nothing by itself."""
+        added = pl.callbacks.ModelCheckpoint(save_top_k=0)
+        trainer.callbacks.append(added)
+
+        def take_back() -> None:
+            trainer.callbacks = [each for each in trainer.callbacks if each is not added]
+
+        self._take_back = take_back
 
     def set_up_early(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Come before the callbacks of the script, once: Lightning adds those of the environment behind them."""
@@ -65,6 +74,7 @@ class CallbackOfEnvironment(ResumeCallback):
         self._is_set_up = False
         _leave_configs(id(self))
         super()._end()
+        self._take_back()
 
 
 def callbacks() -> list[Any]:
