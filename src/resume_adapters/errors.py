@@ -15,6 +15,7 @@ are known. Each is a :class:`ResumeError` and also the builtin that a caller wou
     |-- FencedOff               (RuntimeError)       a later start owns the run directory
     |-- TierUnavailable         (ConnectionError)    a tier beyond the run directory does not answer, or refuses
     |-- PeerFailed              (RuntimeError)       another rank failed, so this one stops as well
+    |-- ReplicasDiffer          (RuntimeError)       ranks differ in what DDP keeps alike
     |-- Hung                    (TimeoutError)       a rank has ended no step for too long
     |-- StateMismatch           (ValueError)         the checkpoint belongs to another model, topology or data
     |-- NotRestored             (RuntimeError)       the restored state differs from what was saved

@@ -52,7 +52,7 @@ SELDOM = [pytest.mark.thorough, pytest.mark.long]
 @pytest.mark.parametrize(
     ("ranks", "settings"),
     [
-        (2, {"FSDP": "SHARDED_STATE_DICT"}),
+        pytest.param(2, {"FSDP": "SHARDED_STATE_DICT"}, marks=pytest.mark.thorough),
         pytest.param(2, {"FSDP": "SHARDED_STATE_DICT", "KEEPS_WHOLE": "1"}, marks=SELDOM),
         pytest.param(4, {"FSDP": "SHARDED_STATE_DICT", "REPLICAS": "2"}, marks=pytest.mark.thorough),
         pytest.param(2, {"FSDP": "FULL_STATE_DICT"}, marks=SELDOM),

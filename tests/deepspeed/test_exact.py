@@ -66,7 +66,6 @@ def on_one(case: str) -> dict[str, Any]:
     "case",
     often(
         ONE,
-        "stage 2, own loader",
         "window across epochs",
     ),
 )

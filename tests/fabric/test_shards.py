@@ -75,6 +75,7 @@ LAUNCHES = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", often(LAUNCHES, "1 to 2 to 3"))
 def test_another_number_of_ranks_goes_on(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     """Law 7, with the sampler that Fabric puts in, on one rank too."""
@@ -103,7 +104,7 @@ def test_a_damaged_shard_takes_the_previous_checkpoint(bench: contract.Bench, re
     contract.require_same_end(trace, reference(SHARDED, 2))
 
 
-@pytest.mark.parametrize("config", [SHARDED, FULL], ids=["sharded", "full"])
+@pytest.mark.parametrize("config", [pytest.param(SHARDED, marks=pytest.mark.thorough), FULL], ids=["sharded", "full"])
 def test_the_shell_reads_what_was_saved(config: dict[str, Any], reference: Any) -> None:
     reference(config, 2)
     directory = reference.directory(config, 2)

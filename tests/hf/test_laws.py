@@ -397,6 +397,7 @@ OFTEN = ({"on_step_begin", "on_prediction_step", "on_save"}, "rank 1 alone")
 SELDOM = [pytest.mark.thorough, pytest.mark.long]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("events", "whom"),
     [OFTEN, *(pytest.param(EACH, whom, marks=SELDOM) for whom in contract.WHOM)],

@@ -90,6 +90,7 @@ def test_a_damaged_shard_takes_the_previous_checkpoint(bench: contract.Bench, re
     contract.require_same_end(trace, reference(SHARDED, 2))
 
 
+@pytest.mark.thorough
 def test_a_stop_that_reaches_one_rank_saves_every_share(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     """Law 8."""
     send = {"event": "on_train_batch_end", "step": 7, "rank": 1, "send": "SIGTERM"}

@@ -89,6 +89,7 @@ WITHOUT_THE_STATE = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("saves", often(WITHOUT_THE_STATE, "weights alone"))
 def test_a_script_that_saves_no_whole_state_resumes_where_it_is_said_how_often_to_save(
     tmp_path: Path, saves: str

@@ -200,7 +200,7 @@ def test_a_repository_that_ignores_files_gets_them(tmp_path: Path, hub: Hub) -> 
 # ---- What does not answer
 
 
-@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize("status", [429, pytest.param(503, marks=pytest.mark.thorough)])
 def test_a_commit_that_is_refused_is_tried_again(tmp_path: Path, hub: Hub, status: int) -> None:
     refused = iter(range(2))
 

@@ -84,6 +84,7 @@ def test_what_is_not_ours_runs_as_if_the_package_were_not_there(broken: object, 
     assert "resume-adapters" not in done.stderr
 
 
+@pytest.mark.thorough
 def test_under_run_it_says_that_it_is_broken_and_breaks_nothing(tmp_path: Path) -> None:
     (tmp_path / "site").mkdir()
     raising(tmp_path / "site" / "resume_adapters")

@@ -234,7 +234,7 @@ OWN_DISKS: dict[str, tuple[int, dict[str, Any]]] = {
 
 
 @contract.needs_own_disks
-@pytest.mark.parametrize("empty", [False, True])
+@pytest.mark.parametrize("empty", [pytest.param(False, marks=pytest.mark.thorough), True])
 @pytest.mark.parametrize("case", often(OWN_DISKS, "apart"))
 def test_nodes_with_disks_of_their_own_resume_from_what_both_have(
     case: str, empty: bool, bench: contract.Bench, reference: Any, tmp_path: Path

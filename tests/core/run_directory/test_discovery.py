@@ -145,7 +145,7 @@ SCENARIOS: dict[str, tuple[list[tuple[int, str]], set[tuple[int, str]]]] = {
 
 
 @pytest.mark.parametrize("is_node_local", [False, pytest.param(True, marks=pytest.mark.thorough)])
-@pytest.mark.parametrize("killed", range(NODES))
+@pytest.mark.parametrize("killed", [0, *(pytest.param(each, marks=pytest.mark.thorough) for each in range(1, NODES))])
 @pytest.mark.parametrize("scenario", often(SCENARIOS, "save again"))  # which saves and prunes too
 def test_a_kill_of_a_node_before_any_operation_resumes_all_from_one_save(
     three: Path, tmp_path: Path, scenario: str, killed: int, is_node_local: bool

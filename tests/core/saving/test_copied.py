@@ -578,6 +578,7 @@ training.run.close()
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("then", "status"),
     [

@@ -49,7 +49,7 @@ def test_a_rank_may_take_longer_for_a_copy_than_others_wait_for_one(
 
 @pytest.mark.parametrize(
     ("own", "nodes"),
-    [(False, 2), (True, 2), ("local", 2), (False, 1)],
+    [(False, 2), pytest.param(True, 2, marks=pytest.mark.thorough), ("local", 2), (False, 1)],
     ids=["shared", "whole", "node-local", "one node"],
 )
 def test_nodes_resume_from_their_memories(tmp_path: Path, server: Server, own: bool | str, nodes: int) -> None:
