@@ -138,6 +138,7 @@ def test_what_a_trainer_that_saves_nothing_is_given_for_a_fit_is_taken_back(
     trainer = trainer_of(tmp_path, enable_checkpointing=False)
     before = [*trainer.callbacks]
     trainer.fit(BoringModel())
+    trainer.validate(BoringModel())
     assert trainer.callbacks == before and trainer.checkpoint_callback is None
     assert {file.name for file in (tmp_path / "checkpoints").glob("*.ckpt")} >= {"resume-step=6.ckpt"}
 

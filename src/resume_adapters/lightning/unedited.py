@@ -41,7 +41,7 @@ class CallbackOfEnvironment(ResumeCallback):
             self._is_set_up = False
             return
         if isinstance(trainer, pl.Trainer) and not saving(trainer):
-            if self.options.cadence() is None:
+            if stage != "fit" or self.options.cadence() is None:
                 if stage == "fit" and trainer.is_global_zero:
                     logger.warning(
                         "No ModelCheckpoint of this trainer saves the whole state (enable_checkpointing=False, or "

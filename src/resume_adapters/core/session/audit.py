@@ -32,6 +32,9 @@ class ReplicaAudit:
         ranks: the ranks, more than one.
         every: optimizer steps from one audit to the next.
         modules: returns what is trained, with the DDP modules around it.
+
+    Attributes:
+        close: watches the optimizers no longer.
     """
 
     def __init__(self, ranks: Ranks, every: int, modules: Callable[[], Iterable[Any]]) -> None:
