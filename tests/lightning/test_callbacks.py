@@ -140,7 +140,7 @@ def test_what_a_trainer_that_saves_nothing_is_given_for_a_fit_is_taken_back(
     trainer.fit(BoringModel())
     trainer.validate(BoringModel())
     assert trainer.callbacks == before and trainer.checkpoint_callback is None
-    assert {file.name for file in (tmp_path / "checkpoints").glob("*.ckpt")} >= {"resume-step=6.ckpt"}
+    assert {file.name for file in tmp_path.glob("checkpoints-of-fit-*/*.ckpt")} >= {"resume-step=6.ckpt"}
 
 
 @pytest.mark.parametrize(("options", "horizon"), [({}, 6), ({"max_steps": 4}, 4)], ids=["epochs", "steps"])

@@ -107,6 +107,28 @@ def test_a_script_that_saves_no_whole_state_resumes_where_it_is_said_how_often_t
     assert weights == {file.name for file in (tmp_path / "run").glob("out/epoch*.ckpt")}
 
 
+BESIDE = """
+def briefly():
+    options = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
+    brief = Model()
+    pl.Trainer(max_steps=3, **options).fit(brief, torch.utils.data.DataLoader(torch.rand(32, 1), batch_size=4))
+    print(brief.layer.weight.sum().item())
+"""
+
+
+@pytest.mark.thorough
+def test_trainings_beside_it_that_save_nothing_are_runs_of_their_own(tmp_path: Path) -> None:
+    front, back = SCRIPT.split("pl.seed_everything(1)")
+    script = f"{front}{BESIDE}pl.seed_everything(1)\nbriefly(){back.replace('out', 'checkpoints')}briefly()\n"
+    reference = launch(tmp_path / "bare", sys.executable, script=script)
+    assert reference.returncode == 0, reference.stderr
+    front_of_run = [sys.executable, "-m", "resume_adapters.cli", "run", "--save-every", "2"]
+    assert launch(tmp_path / "run", *front_of_run, script=script, KILL="11").returncode == -9
+    done = launch(tmp_path / "run", *front_of_run, script=script)
+    assert done.returncode == 0 and "This run finished at step 3" in done.stderr, done.stderr
+    assert done.stdout == reference.stdout
+
+
 FOLDS = """
 import os, signal
 import torch

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from resume_adapters.core.log import logger
 from resume_adapters.core.patching import wrapped
-from resume_adapters.core.session.options import OPTIONS, options_of_environment
+from resume_adapters.core.session.options import OPTIONS, options_of_environment, run_directory_override
 from resume_adapters.lightning.callback import ResumeCallback
 from resume_adapters.lightning.compat import pl
 from resume_adapters.lightning.model_checkpoints import saving
@@ -57,7 +59,10 @@ class CallbackOfEnvironment(ResumeCallback):
 
     def _give_a_place(self, trainer: Any) -> None:
         """Give a trainer for this fit what names the place of the run, and saves nothing by itself."""
-        added = pl.callbacks.ModelCheckpoint(save_top_k=0)
+        parent = run_directory_override() or (None if trainer.loggers else Path(trainer.default_root_dir))
+        # Beside the place of other trainers of the script, which may save; with a logger each has its own version.
+        directory = None if parent is None else parent / f"checkpoints-of-fit-{next(_fits)}"
+        added = pl.callbacks.ModelCheckpoint(directory, save_top_k=0)
         trainer.callbacks.append(added)
 
         def take_back() -> None:
@@ -97,6 +102,7 @@ def _come_before_configs(callback: CallbackOfEnvironment) -> None:
 
 
 _coming_first: set[int] = set()
+_fits = itertools.count(1)
 _patches = contextlib.ExitStack()
 
 
