@@ -322,7 +322,7 @@ def _seeds() -> list[Any]:
     one = os.environ.get("RESUME_ADAPTERS_FUZZ_SEED")
     if one:
         return [pytest.param([int(one)], id=one)]
-    few, count = 100, int(os.environ.get("RESUME_ADAPTERS_FUZZ", "300"))
+    few, count = 40, int(os.environ.get("RESUME_ADAPTERS_FUZZ", "300"))
     return [
         pytest.param(range(few), id="few"),
         pytest.param(range(few, max(count, 2 * few)), marks=pytest.mark.thorough, id="further"),

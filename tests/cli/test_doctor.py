@@ -118,6 +118,7 @@ def test_the_first_save_of_a_script_says_what_it_takes_and_what_it_lacks(
     assert by_check(found, "PYTHONHASHSEED")[0]["level"] == "green"
 
 
+@pytest.mark.thorough
 def test_a_command_that_saves_nothing_is_red(command: Command, tmp_path: Path) -> None:
     failing = tmp_path / "failing.py"
     failing.write_text("raise SystemExit('no data at /data')")

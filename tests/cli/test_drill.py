@@ -108,6 +108,7 @@ def test_a_command_without_a_trace_is_not_judged(command, tmp_path):
 HANG = "import time; time.sleep(600)"
 
 
+@pytest.mark.thorough
 def test_a_hang_shows_where(command, tmp_path):
     done = drill(command, tmp_path / "drill", "--timeout", "4", "--", sys.executable, "-c", HANG)
     assert done.code == 4

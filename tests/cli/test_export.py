@@ -142,6 +142,7 @@ def test_shards_without_a_model_are_refused(command, tmp_path, shards):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.thorough
 def test_a_damaged_shard_is_not_exported(command, tmp_path, shards, flip):
     save(tmp_path / "run", shards("model"))
     flip(next((tmp_path / "run" / "checkpoint-10").rglob("*.distcp")))

@@ -70,6 +70,7 @@ def test_killed_twice_equals_never(case: str, bench: contract.Bench, reference: 
     contract.interrupted_equals_uninterrupted(bench, tmp_path, config, reference(config, ranks), kills, ranks=ranks)
 
 
+@pytest.mark.thorough
 def test_a_damaged_shard_takes_everyone_to_the_previous_checkpoint(
     bench: contract.Bench, reference: Any, tmp_path: Path
 ) -> None:

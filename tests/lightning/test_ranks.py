@@ -86,6 +86,7 @@ def test_a_stop_that_reaches_one_rank_stops_all(
     contract.stopped_then_resumed(bench, tmp_path, config, reference(config, 2), *sends, ranks=2)
 
 
+@pytest.mark.thorough
 def test_ranks_that_log_other_metrics_save_under_the_names_of_rank_zero(bench: contract.Bench, tmp_path: Path) -> None:
     """Without ``sync_dist`` each rank has a ``val_loss`` of its own, and so another name for the same checkpoint."""
     names = {"filename": "{step}-{val_loss:.4f}", "every_n_train_steps": None, "every_n_epochs": 1, "save_top_k": 1}

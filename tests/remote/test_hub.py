@@ -77,7 +77,7 @@ def require_whole_revisions(hub: Hub, name: str = NAME) -> int:
     return len(markers)
 
 
-@pytest.mark.parametrize("url", [URL, "hf://me/runs", "hf://datasets/me/runs/b/c"])
+@pytest.mark.parametrize("url", often([URL, "hf://me/runs", "hf://datasets/me/runs/b/c"], URL))
 def test_an_empty_machine_resumes(tmp_path: Path, hub: Hub, url: str) -> None:
     train(tmp_path / "a", 1, 2, 3, url=url)
     assert resumed(tmp_path / "a", url) == (3, "state at 3")
