@@ -608,11 +608,15 @@ def a_fork_equals_loading_by_hand(
         assert found["taken"] == ["model", "optimizer"][: 1 + (take != "weights")] and "rng" in found["fresh"]
 
 
+FLIPS = ("weights", "gradients", "moments")
+"""Where a bit is flipped on one rank."""
+
+
 def an_audit_finds_a_flipped_bit(bench: Bench, directory: Path, config: Config, reference: Any, what: str) -> None:
     """What differs on one rank ends the run before it is saved, and a relaunch goes on from what was not yet wrong.
 
     Args:
-        what: ``"weights"``, ``"gradients"`` or ``"moments"``.
+        what: one of :data:`FLIPS`.
     """
     every, found_at = (4, 8) if what == "weights" else (100, 10)  # at the next save, where none is due before
     audited = {**config, bench.options: {**config.get(bench.options, {}), "verify": {"every": every}}}

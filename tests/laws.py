@@ -32,6 +32,7 @@ class Job:
         leaving: the steps of which such a job may leave checkpoints.
         of_the_end: names of final facts that go with a process that is killed behind its last save.
         plain: the job itself.
+        audited: the job on two ranks that DDP keeps alike, which saves at the steps 5 and 10.
         copied: the job, with saves that are copied.
         often: lets it save at each second step.
         ranks: on how many it finds a file in the place of its run directory.
@@ -49,6 +50,7 @@ class Job:
     leaving: Sequence[set[int]] = ({6}, {4, 6})
     of_the_end: Sequence[str] = ()
     plain: contract.Config = field(default_factory=dict)
+    audited: contract.Config = field(default_factory=dict)
     copied: contract.Config = field(default_factory=dict)
     often: contract.Config = field(default_factory=dict)
     ranks: int = 1
@@ -126,6 +128,11 @@ def weights_alone_are_kept(job: Job, bench: contract.Bench, reference: Any, tmp_
 
 def a_kill_loses_no_step_that_memory_has(job: Job, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     contract.a_kill_loses_no_step_that_memory_has(bench, tmp_path, job.plain, reference(job.plain), job.kill)
+
+
+def an_audit_finds_a_flipped_bit(case: str, job: Job, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    """The case is where the bit is."""
+    contract.an_audit_finds_a_flipped_bit(bench, tmp_path, job.audited, reference, case)
 
 
 def a_run_directory_below_a_file_is_refused(job: Job, bench: contract.Bench, tmp_path: Path) -> None:

@@ -189,11 +189,6 @@ def test_nodes_with_disks_of_their_own_resume_from_what_both_have(
     contract.nodes_with_own_disks_resume(bench, tmp_path, config, reference(config, ranks), MIDDLE, ranks=ranks)
 
 
-@pytest.mark.parametrize("what", often(["weights", "gradients", "moments"], "weights"))
-def test_an_audit_finds_a_flipped_bit(what: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
-    contract.an_audit_finds_a_flipped_bit(bench, tmp_path, {"batch_norm": True, "samples": 96}, reference, what)
-
-
 @pytest.mark.thorough
 def test_an_audit_of_processes_that_train_apart_is_refused(bench: contract.Bench, tmp_path: Path) -> None:
     outcome = bench.run(tmp_path, {"local_sgd": True, "samples": 100, "options": {"verify": {"every": 4}}}, ranks=2)

@@ -76,7 +76,7 @@ LAUNCHES = {
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("case", often(LAUNCHES, "1 to 2 to 3"))
+@pytest.mark.parametrize("case", LAUNCHES)
 def test_another_number_of_ranks_goes_on(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     """Law 7, with the sampler that Fabric puts in, on one rank too."""
     ranks, config = LAUNCHES[case][0]

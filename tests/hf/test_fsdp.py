@@ -33,8 +33,8 @@ IS_OLD = Version(accelerate.__version__) < Version("1.13")
     ("kind", "kills"),
     [
         ("SHARDED_STATE_DICT", [EARLY]),
-        pytest.param("FULL_STATE_DICT", [EARLY], marks=pytest.mark.thorough),
-        pytest.param("SHARDED_STATE_DICT", [EARLY, MIDDLE], marks=pytest.mark.thorough),
+        ("FULL_STATE_DICT", [EARLY]),
+        ("SHARDED_STATE_DICT", [EARLY, MIDDLE]),
     ],
 )
 def test_killed_equals_never(

@@ -181,6 +181,7 @@ JOB = laws.Job(
     damages=DAMAGED,
     foreign=ForeignCheckpoints(1),
     load=load,
+    audited={"samples": 100, "args": {"ddp_backend": "gloo"}},
 )
 
 test_killed_before_it = laws.of_each(
@@ -199,6 +200,7 @@ test_killed_twice_with_copies_equals_never = laws.of_each(
 test_killed_between_copy_and_commit = laws.killed_between_copy_and_commit
 test_an_empty_machine_resumes_from_the_mirror = laws.an_empty_machine_resumes_from_the_mirror
 test_weights_alone_are_kept = laws.weights_alone_are_kept
+test_an_audit_finds_a_flipped_bit = laws.of_each(laws.an_audit_finds_a_flipped_bit, contract.FLIPS, "weights")
 test_a_kill_loses_no_step_that_memory_has = laws.a_kill_loses_no_step_that_memory_has
 
 
@@ -394,13 +396,11 @@ EACH = {send["event"] for send in EVENTS}
 OFTEN = ({"on_step_begin", "on_prediction_step", "on_save"}, "rank 1 alone")
 """The events at which each run stops two ranks, and whom a signal reaches then."""
 
-SELDOM = [pytest.mark.thorough, pytest.mark.long]
-
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("events", "whom"),
-    [OFTEN, *(pytest.param(EACH, whom, marks=SELDOM) for whom in contract.WHOM)],
+    [OFTEN, *(pytest.param(EACH, whom, marks=pytest.mark.long) for whom in contract.WHOM)],
     ids=lambda value: value if isinstance(value, str) else f"{len(value)} events",
 )
 def test_a_stop_stops_all_ranks_together(

@@ -25,7 +25,6 @@ from resume_adapters.lightning import ResumeCallback
 from resume_adapters.lightning.supported import require_supported
 from resume_adapters.recovery import restartable
 from resume_adapters.unedited import ENTRY
-from selection import often
 
 import contract
 
@@ -33,7 +32,7 @@ KILLS = {"finetuning": (8, 12, 17), "accumulation": (8, 14, 17, 19, 22)}
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("callback", often(KILLS, "finetuning"))
+@pytest.mark.parametrize("callback", KILLS)
 def test_a_callback_that_acts_at_the_start_of_an_epoch(
     callback: str, bench: contract.Bench, reference: Any, tmp_path: Path
 ) -> None:

@@ -108,8 +108,3 @@ def test_nodes_with_disks_of_their_own_resume_from_what_both_have(
 ) -> None:
     config: dict[str, Any] = {}
     contract.nodes_with_own_disks_resume(bench, tmp_path, config, reference(config, 2), MIDDLE)
-
-
-@pytest.mark.parametrize("what", often(["weights", "moments"], "moments"))
-def test_an_audit_finds_a_flipped_bit(what: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
-    contract.an_audit_finds_a_flipped_bit(bench, tmp_path, {"augment": True}, reference, what)

@@ -18,8 +18,8 @@ JOB = Path(__file__).parent / "recovery_job.py"
     ("ranks", "settings"),
     [
         (2, {}),
-        pytest.param(2, recovering.ON_DEVICE, marks=pytest.mark.thorough, id="device"),
-        pytest.param(3, {}, marks=[pytest.mark.thorough, pytest.mark.long]),
+        pytest.param(2, recovering.ON_DEVICE, id="device"),
+        pytest.param(3, {}, marks=pytest.mark.long),
     ],
 )
 def test_a_failure_on_any_rank_changes_nothing(

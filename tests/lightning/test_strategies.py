@@ -123,7 +123,7 @@ def test_cut_gradients_are_refused_on_another_number_of_ranks(bench: contract.Be
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_tensor_parallelism_is_exact(ranks: int, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     """Alone, and with FSDP2. Ranks that share tensors read the same batches, whose samples count once."""
     config = {**SHARDED, "tensor": 2}

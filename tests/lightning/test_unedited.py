@@ -19,7 +19,6 @@ from resume_adapters.core.session.options import OPTIONS
 from resume_adapters.errors import UnsupportedSetting
 from resume_adapters.lightning import ResumeCallback
 from resume_adapters.unedited import ENTRY
-from selection import often
 
 SCRIPT = """
 import glob, hashlib, os, signal, time
@@ -68,17 +67,25 @@ def launch(
     )
 
 
+def bare_and_resumed(
+    place: Path, *options: str, kill: str = "11", **launched: str
+) -> tuple[subprocess.CompletedProcess[str], subprocess.CompletedProcess[str]]:
+    """Launch a script as it is, and, under ``run`` with these options, until it is killed and then to its end."""
+    reference = launch(place / "bare", sys.executable, **launched)
+    assert reference.returncode == 0, reference.stderr
+    front = [sys.executable, "-m", "resume_adapters.cli", "run", *options]
+    assert launch(place / "run", *front, KILL=kill, **launched).returncode == -9
+    done = launch(place / "run", *front, **launched)
+    assert done.returncode == 0, done.stderr
+    return reference, done
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
 def test_a_killed_script_resumes_and_equals_one_that_was_not_killed(tmp_path: Path, package: str) -> None:
     """Under either name: with ``lightning`` both are installed, and many libraries make the Trainer of the other."""
     pytest.importorskip(package)
-    reference = launch(tmp_path / "bare", sys.executable, package=package)
-    assert reference.returncode == 0, reference.stderr
-    front = [sys.executable, "-m", "resume_adapters.cli", "run", "--keep-last", "1"]
-    assert launch(tmp_path / "run", *front, package=package, KILL="11").returncode == -9
-    done = launch(tmp_path / "run", *front, package=package)
-    assert done.returncode == 0, done.stderr
+    reference, done = bare_and_resumed(tmp_path, "--keep-last", "1", package=package)
     assert "Resuming from" in done.stderr and "step=8.ckpt" in done.stderr and "No Trainer" not in done.stderr
     assert done.stdout.splitlines()[-1] == reference.stdout.splitlines()[-1]
 
@@ -90,18 +97,14 @@ WITHOUT_THE_STATE = {
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("saves", often(WITHOUT_THE_STATE, "weights alone"))
+@pytest.mark.parametrize("saves", WITHOUT_THE_STATE)
 def test_a_script_that_saves_no_whole_state_resumes_where_it_is_said_how_often_to_save(
     tmp_path: Path, saves: str
 ) -> None:
     """As the trainers within many libraries."""
     script = SCRIPT.replace(*WITHOUT_THE_STATE[saves])
-    reference = launch(tmp_path / "bare", sys.executable, script=script)
-    assert reference.returncode == 0, reference.stderr
-    front = [sys.executable, "-m", "resume_adapters.cli", "run", "--save-every", "4"]
-    assert launch(tmp_path / "run", *front, script=script, KILL="11").returncode == -9
-    done = launch(tmp_path / "run", *front, script=script)
-    assert done.returncode == 0 and "Resuming from resume-step=8.ckpt" in done.stderr, done.stderr
+    reference, done = bare_and_resumed(tmp_path, "--save-every", "4", script=script)
+    assert "Resuming from resume-step=8.ckpt" in done.stderr, done.stderr
     assert done.stdout.splitlines()[-1] == reference.stdout.splitlines()[-1]
     weights = {file.name for file in (tmp_path / "bare").glob("out/*.ckpt")}
     assert weights == {file.name for file in (tmp_path / "run").glob("out/epoch*.ckpt")}
@@ -120,12 +123,8 @@ def briefly():
 def test_trainings_beside_it_that_save_nothing_are_runs_of_their_own(tmp_path: Path) -> None:
     front, back = SCRIPT.split("pl.seed_everything(1)")
     script = f"{front}{BESIDE}pl.seed_everything(1)\nbriefly(){back.replace('out', 'checkpoints')}briefly()\n"
-    reference = launch(tmp_path / "bare", sys.executable, script=script)
-    assert reference.returncode == 0, reference.stderr
-    front_of_run = [sys.executable, "-m", "resume_adapters.cli", "run", "--save-every", "2"]
-    assert launch(tmp_path / "run", *front_of_run, script=script, KILL="11").returncode == -9
-    done = launch(tmp_path / "run", *front_of_run, script=script)
-    assert done.returncode == 0 and "This run finished at step 3" in done.stderr, done.stderr
+    reference, done = bare_and_resumed(tmp_path, "--save-every", "2", script=script)
+    assert "This run finished at step 3" in done.stderr, done.stderr
     assert done.stdout == reference.stdout
 
 
@@ -153,12 +152,8 @@ for fold in range(2):
 
 @pytest.mark.thorough
 def test_folds_in_one_process_are_as_many_runs(tmp_path: Path) -> None:
-    reference = launch(tmp_path / "bare", sys.executable, script=FOLDS)
-    assert reference.returncode == 0, reference.stderr
-    front = [sys.executable, "-m", "resume_adapters.cli", "run"]
-    assert launch(tmp_path / "run", *front, script=FOLDS, KILL="1:9").returncode == -9
-    done = launch(tmp_path / "run", *front, script=FOLDS)
-    assert done.returncode == 0 and "This run finished at step 12" in done.stderr, done.stderr
+    reference, done = bare_and_resumed(tmp_path, kill="1:9", script=FOLDS)
+    assert "This run finished at step 12" in done.stderr, done.stderr
     assert done.stdout == reference.stdout and "1 version_1" in done.stdout
 
 

@@ -9,10 +9,16 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 _PREFIX = "resume-adapters: "
+
+
+def first_of(names: Sequence[object], most: int) -> str:
+    """Return the first few of some names, and how many follow, for a message."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(str, names[:most])) + more
 
 
 class Voice:

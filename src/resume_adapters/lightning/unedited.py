@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import sys
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from resume_adapters.core.log import logger
@@ -30,12 +30,12 @@ class CallbackOfEnvironment(ResumeCallback):
     """
 
     _is_set_up = False
-    _take_back: Callable[[], None] = staticmethod(lambda: None)
 
     def __init__(self) -> None:
         trainer_was_made()
         self._given = options_of_environment()
         super().__init__(**self._given)
+        self._undo = contextlib.ExitStack()
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Warn where no ModelCheckpoint saves the whole state, or where options have no effect; else as the base."""
@@ -43,8 +43,10 @@ class CallbackOfEnvironment(ResumeCallback):
             self._is_set_up = False
             return
         if isinstance(trainer, pl.Trainer) and not saving(trainer):
-            if stage != "fit" or self.options.cadence() is None:
-                if stage == "fit" and trainer.is_global_zero:
+            if stage != "fit":
+                return
+            if self.options.cadence() is None:
+                if trainer.is_global_zero:
                     logger.warning(
                         "No ModelCheckpoint of this trainer saves the whole state (enable_checkpointing=False, or "
                         "save_weights_only=True): it trains without being resumed (`resume-adapters run --save-every "
@@ -59,16 +61,16 @@ class CallbackOfEnvironment(ResumeCallback):
 
     def _give_a_place(self, trainer: Any) -> None:
         """Give a trainer for this fit what names the place of the run, and saves nothing by itself."""
-        parent = run_directory_override() or (None if trainer.loggers else Path(trainer.default_root_dir))
+        parent = run_directory_override() or (None if trainer.loggers else trainer.default_root_dir)
         # Beside the place of other trainers of the script, which may save; with a logger each has its own version.
-        directory = None if parent is None else parent / f"checkpoints-of-fit-{next(_fits)}"
+        directory = None if parent is None else os.path.join(parent, f"checkpoints-of-fit-{next(_fits)}")
         added = pl.callbacks.ModelCheckpoint(directory, save_top_k=0)
         trainer.callbacks.append(added)
 
         def take_back() -> None:
             trainer.callbacks = [each for each in trainer.callbacks if each is not added]
 
-        self._take_back = take_back
+        self._undo.callback(take_back)
 
     def set_up_early(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Come before the callbacks of the script, once: Lightning adds those of the environment behind them."""
@@ -79,7 +81,7 @@ class CallbackOfEnvironment(ResumeCallback):
         self._is_set_up = False
         _leave_configs(id(self))
         super()._end()
-        self._take_back()
+        self._undo.close()
 
 
 def callbacks() -> list[Any]:

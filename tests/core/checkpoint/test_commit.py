@@ -111,7 +111,7 @@ def operations(prepared: Path, scratch: Path, scenario: Callable[[Path, Storage]
 @pytest.mark.parametrize(
     "scenario",
     # The others do in one start a part of what these do.
-    often(SCENARIOS, "save_again_twice", "save_after_damage"),
+    often(SCENARIOS, "save_and_prune", "save_again_twice", "save_after_damage"),
 )
 def test_a_kill_before_any_operation_resumes_from_a_whole_checkpoint(tmp_path: Path, scenario: str, fault: str) -> None:
     work, allowed = SCENARIOS[scenario]

@@ -100,9 +100,7 @@ def test_fifty_recoveries_leave_nothing_behind(server: Server, tmp_path: Path) -
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("ranks", "nodes"), [(2, 2), pytest.param(4, 2, marks=[pytest.mark.thorough, pytest.mark.long])]
-)
+@pytest.mark.parametrize(("ranks", "nodes"), [(2, 2), pytest.param(4, 2, marks=pytest.mark.long)])
 def test_ranks_on_several_nodes_go_on_in_memory(server: Server, tmp_path: Path, ranks: int, nodes: int) -> None:
     """Each node has a memory of its own, and gets from the others what its ranks have not written."""
     last = ranks - 1

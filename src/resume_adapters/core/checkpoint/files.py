@@ -6,6 +6,7 @@ from pathlib import Path
 
 from resume_adapters.core.checkpoint import layout
 from resume_adapters.core.checkpoint.manifest import Manifest
+from resume_adapters.core.log import first_of
 from resume_adapters.core.storage.base import Storage
 from resume_adapters.errors import CheckpointDamaged
 
@@ -74,8 +75,7 @@ class CheckpointFiles:
 
 def extra_in_words(extra: list[str]) -> str:
     """Return names of files for a message: the first few, and how many follow."""
-    shown = ", ".join(path.encode("utf-8", "backslashreplace").decode() for path in extra[:_SHOWN])
-    return f"{shown} and {len(extra) - _SHOWN} more" if len(extra) > _SHOWN else shown
+    return first_of([path.encode("utf-8", "backslashreplace").decode() for path in extra], _SHOWN)
 
 
 _SHOWN = 5

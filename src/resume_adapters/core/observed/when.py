@@ -12,12 +12,12 @@ from __future__ import annotations
 import contextlib
 import copy
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
-from resume_adapters.core.log import logger
+from resume_adapters.core.log import first_of, logger
 from resume_adapters.core.observed import leaves, paths, walk
 from resume_adapters.core.observed.gradients import LeftGradients
 from resume_adapters.core.observed.leaves import LeafKind, can_be_made
@@ -347,7 +347,7 @@ class ObservedState:
 
     def left_out(self) -> str:
         """Return what :meth:`begin` could not look at, as text: there is too much of it."""
-        return _listed(self._start.left_out)
+        return first_of(self._start.left_out, _SHOWN)
 
     def describe(self) -> list[Entry]:
         """Return an entry for what is captured, and one for each thing that is not."""
@@ -355,7 +355,7 @@ class ObservedState:
         for path in self._observed:
             named, steps = _TOGETHER.get(path.steps[-1].kind, ("", 0))
             shown[f"{named} of {Path(path.root, path.steps[:steps])}" if named else str(path)] = None
-        captured = [Entry("observed", "core", _listed([*shown]))] if shown else []
+        captured = [Entry("observed", "core", first_of([*shown], _SHOWN))] if shown else []
         return [*captured, *self._missing.values()]
 
     def new_entries(self) -> list[Entry]:
@@ -369,11 +369,6 @@ def _found(path: Path, kind: LeafKind, before: str, *, in_place: bool) -> Observ
     """Return what is captured of a path from now on; the rest is known at each save."""
     steps = [list(step) for step in path.steps]
     return ObservedLeaf(path.root, steps, "", before, "", kind.value, in_place, None)
-
-
-def _listed(shown: Sequence[object]) -> str:
-    more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
-    return ", ".join(map(str, shown[:_SHOWN])) + more
 
 
 def _described(value: Any) -> str:

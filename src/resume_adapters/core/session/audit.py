@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from weakref import WeakSet
 
+from resume_adapters.core.log import first_of
 from resume_adapters.core.observed.steps import watch_steps
 from resume_adapters.core.ranks import Ranks
 from resume_adapters.core.state import keys
@@ -109,9 +110,8 @@ def _described(differing: Mapping[str, Sequence[int]], hosts: Sequence[str], ste
     ranks = sorted({rank for each in differing.values() for rank in each})
     named = ", ".join(f"{rank} ({hosts[rank]})" for rank in ranks)
     who = f"rank {named} differs from the others" if len(ranks) == 1 else f"ranks {named} differ"
-    more = f" and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
     return (
-        f"after step {step} {who} in {', '.join([*differing][:_SHOWN])}{more}, which DDP keeps alike: a machine "
+        f"after step {step} {who} in {first_of([*differing], _SHOWN)}, which DDP keeps alike: a machine "
         "computes or remembers wrongly, or the script does not do the same on all ranks. Nothing was saved since the "
         "last audit. Launch again without that machine: the run goes on from its newest checkpoint"
     )

@@ -18,7 +18,7 @@ from resume_adapters.core.checkpoint.manifest import Ancestry
 from resume_adapters.core.checkpoint.parts import CheckpointReader
 from resume_adapters.core.checkpoint.resolve import open_checkpoint
 from resume_adapters.core.choices import Fork
-from resume_adapters.core.log import logger
+from resume_adapters.core.log import first_of, logger
 from resume_adapters.core.ranks import run_on_all_ranks
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.session.framework import Framework
@@ -159,5 +159,4 @@ def _require_same_optimizers(reader: CheckpointReader, framework: Framework) -> 
 
 
 def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"{len(names)} tensors ({', '.join(names[:_SHOWN])}{more})"
+    return f"{len(names)} tensors ({first_of(names, _SHOWN)})"

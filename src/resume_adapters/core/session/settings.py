@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, NamedTuple
 
+from resume_adapters.core.log import first_of
 from resume_adapters.core.session.options import ResumeOptions
 from resume_adapters.core.state import keys
 from resume_adapters.core.state.records import Record
@@ -82,8 +83,7 @@ def _of_groups(groups: Sequence[Mapping[str, str]], suffix: str) -> dict[str, st
 
 
 def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"{len(names)} ({', '.join(names[:_SHOWN])}{more})" if names else "none"
+    return f"{len(names)} ({first_of(names, _SHOWN)})" if names else "none"
 
 
 # ---- Read

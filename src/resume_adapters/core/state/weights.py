@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
+from resume_adapters.core.log import first_of
 from resume_adapters.core.state import keys
 from resume_adapters.core.state.comparison import are_same, bits, first_difference
 from resume_adapters.errors import NotRestored, StateMismatch, UnsupportedSetting
@@ -212,7 +213,4 @@ def _storage(tensor: torch.Tensor) -> tuple[int, int]:
 
 def _listed(what: str, names: Iterable[str]) -> str:
     listed = list(names)
-    if not listed:
-        return ""
-    more = f" and {len(listed) - _LISTED} more" if len(listed) > _LISTED else ""
-    return f"{what} {', '.join(listed[:_LISTED])}{more}"
+    return f"{what} {first_of(listed, _LISTED)}" if listed else ""
