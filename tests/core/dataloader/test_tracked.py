@@ -59,6 +59,13 @@ class Stream(IterableDataset[Any]):
             yield [float(index), drawn()]
 
 
+class Bucketed:
+    """A sampler of batches that nobody can count ahead, as of those that are filled by duration."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(BatchSampler(RandomSampler(range(SAMPLES)), BATCH, drop_last=False))
+
+
 def records(shard: int) -> list[list[float]]:
     return [[float(shard), float(number)] for number in range(3 + shard % 3)]
 
@@ -87,6 +94,7 @@ CASES: dict[str, Callable[[int], Any]] = {
     "a generator of the sampler": lambda seed: DataLoader(
         Drawing(), batch_sampler=BatchSampler(RandomSampler(range(SAMPLES), generator=seeded(seed)), BATCH, True)
     ),
+    "batches of no known number": lambda seed: DataLoader(Drawing(), batch_sampler=Bucketed()),  # type: ignore[arg-type]
     "a registered generator": lambda seed: DataLoader(Drawing(seeded(seed)), BATCH, shuffle=True),
     "a stream": lambda seed: DataLoader(Stream(), BATCH),
     "an elastic sampler": lambda seed: elastic(),

@@ -220,7 +220,7 @@ class TrackedLoader:
             process: the current random state of the process, where it is captured already.
         """
         process = rng.capture() if process is None else process
-        sampler = self._sampler.began_with() if self._sampler else None
+        sampler = self._sampler.began_with() if self._sampler is not None else None
         return self._log.position(consumed, process, sampler, as_made=self._is_as_made)
 
     def position_between(self, process: Mapping[str, Any] | None = None) -> LoaderPosition:
