@@ -85,7 +85,9 @@ def bare_and_resumed(
 def test_a_killed_script_resumes_and_equals_one_that_was_not_killed(tmp_path: Path, package: str) -> None:
     """Under either name: with ``lightning`` both are installed, and many libraries make the Trainer of the other."""
     pytest.importorskip(package)
-    reference, done = bare_and_resumed(tmp_path, "--keep-last", "1", package=package)
+    other = "pytorch_lightning" if package == "lightning.pytorch" else "lightning"
+    script = f"import {other}\n{SCRIPT}"
+    reference, done = bare_and_resumed(tmp_path, "--keep-last", "1", package=package, script=script)
     assert "Resuming from" in done.stderr and "step=8.ckpt" in done.stderr and "No Trainer" not in done.stderr
     assert done.stdout.splitlines()[-1] == reference.stdout.splitlines()[-1]
 

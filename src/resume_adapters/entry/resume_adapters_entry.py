@@ -30,9 +30,21 @@ def callbacks() -> list[Any]:
     Raises:
         ResumeError: they cannot be made of the options in the environment.
     """
+    return _callbacks("lightning.pytorch")
+
+
+def callbacks_of_pytorch_lightning() -> list[Any]:
+    """Return those of a Trainer of ``pytorch_lightning``: a script may have imported both, and a library use one."""
+    return _callbacks("pytorch_lightning")
+
+
+def _callbacks(package: str) -> list[Any]:
     if not _is_wanted():
         return []
     try:
+        from resume_adapters.integrations import lightning_files
+
+        lightning_files.asking.append(package)
         from resume_adapters.lightning import unedited
     except Exception as error:  # likewise
         if type(error).__module__ == "resume_adapters.errors":

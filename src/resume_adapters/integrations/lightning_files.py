@@ -14,15 +14,20 @@ from resume_adapters.core.patching import replaced
 from resume_adapters.core.storage.local import LocalStorage
 
 
+asking: list[str] = []
+"""The packages whose Trainers have asked for callbacks, by their names, in this order."""
+
+
 def imported_or_installed(names: Collection[str]) -> str | None:
-    """Return the name under which the script, or a library of it, has imported a package first, else one installed.
+    """Return the name under which a package has asked for callbacks, or was imported first, else one installed.
 
     Args:
         names: the names of one package, of which several may be installed, that to take if none is imported first.
     """
     imported = [name for name, module in sys.modules.items() if name in names and module is not None]
+    asked = [name for name in asking if name in names]
     installed = [name for name in names if importlib.util.find_spec(name.partition(".")[0]) is not None]
-    return next(iter([*imported, *installed]), None)
+    return next(iter([*asked, *imported, *installed]), None)
 
 
 def writing_directly(plugin: type) -> contextlib.AbstractContextManager[None]:
