@@ -46,6 +46,7 @@ DEFAULTS: dict[str, Any] = {
     "file_limit_until": None,
     "hold_writes": None,
     "flip": None,
+    "begins": False,
     "on_rank": None,
     "slow": 0.0,
     "own_disk": False,
@@ -107,6 +108,15 @@ def flip_a_bit(what: str, step: int) -> None:
             changed.view(torch.int32).reshape(-1)[:1] ^= 1 << 22
 
     (register_optimizer_step_pre_hook if what == "gradients" else register_optimizer_step_post_hook)(change)
+
+
+def begin(optimizer: Any, *, weights: bool = True) -> None:
+    """Change what is trained, as some scripts do where an epoch begins, if this job does so."""
+    for group in optimizer.param_groups if CONFIG["begins"] else ():
+        group["weight_decay"] = 1.5 * group["weight_decay"] + 0.01
+        with torch.no_grad():
+            for parameter in group["params"] if weights else ():
+                parameter.mul_(0.75)
 
 
 def take_own_disk(place: str) -> None:

@@ -37,6 +37,7 @@ from training import (
     Ema,
     accelerate_shards_on_cpu,
     augmented_on_device,
+    begin,
     configure,
     deepspeed_on_cpu,
     digest,
@@ -343,6 +344,7 @@ class Job:
             if CONFIG["dump"]:
                 dump_loaded(self.model, self.optimizer.optimizer)
             event("epoch_begin", run.global_step)
+            begin(self.optimizer)
             if CONFIG["set_epoch"]:
                 self.loader.set_epoch(epoch)
             for micro, batch in run.enumerate(self.loader):

@@ -58,12 +58,12 @@ SELDOM = (
 
 FSDP, SHARDED = "DistributedType.FSDP", {"fsdp": "SHARDED_STATE_DICT"}
 STRATEGIES: dict[str, tuple[str, int, dict[str, Any]]] = {
-    "fsdp2-sharded": (FSDP, 3, {**SHARDED, "clip": True, "batch_norm": True, "samples": 150}),
+    "fsdp2-sharded": (FSDP, 3, {**SHARDED, "clip": True, "batch_norm": True, "samples": 150, "begins": True}),
     "fsdp2-hybrid": (FSDP, 4, {**SHARDED, "parallel": {"DP_REPLICATE": 2, "DP_SHARD": 2}, "samples": 200}),
     "fsdp2-full": (FSDP, 2, {"fsdp": "FULL_STATE_DICT", "by_hand": True}),
     "fsdp2-stateless": (FSDP, 2, {**SHARDED, "optimizer": "SGD 0"}),
     "fsdp2-full-stateless": (FSDP, 2, {"fsdp": "FULL_STATE_DICT", "optimizer": "SGD 0"}),
-    "zero-2": ("DistributedType.DEEPSPEED", 2, {"zero": 2, "augment": True}),
+    "zero-2": ("DistributedType.DEEPSPEED", 2, {"zero": 2, "augment": True, "begins": True}),
 }
 
 

@@ -33,6 +33,7 @@ from training import (
     RANK,
     Ema,
     augmented_on_device,
+    begin,
     configure,
     deepspeed_on_cpu,
     digest,
@@ -235,6 +236,7 @@ class Job:
         run = self.run
         for epoch in run.epochs(CONFIG["epochs"], max_steps=CONFIG["max_steps"]):
             event("epoch_begin", run.global_step)
+            begin(self.engine.optimizer, weights=False)  # it steps copies of its own
             if CONFIG["set_epoch"]:
                 self.sampler().set_epoch(epoch)
             for batch in run.batches(self.loader):

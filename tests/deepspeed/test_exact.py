@@ -21,15 +21,15 @@ WARMUP = {
 }
 
 ONE: dict[str, dict[str, Any]] = {
-    "stage 0": {"augment": True, "ema": True},
+    "stage 0": {"augment": True, "ema": True, "begins": True},
     "stage 1": {"stage": 1, "cycle": True},
     "stage 2, own loader": {"stage": 2, "loader": "own", "set_epoch": True, "augment": True},
-    "stage 3": {"stage": 3, "augment": True},
+    "stage 3": {"stage": 3, "augment": True, "begins": True},
     "stage 0 in bf16": {"precision": "bf16"},
     "stage 3 in bf16": {"stage": 3, "precision": "bf16"},
     "stage 0 in fp16": {"precision": "fp16"},
     "stage 2 in fp16": {"stage": 2, "precision": "fp16"},
-    "window across epochs": {"samples": 27, "accumulate": 4, "epochs": 6, "save_every": 3},
+    "window across epochs": {"samples": 27, "accumulate": 4, "epochs": 6, "save_every": 3, "begins": True},
     "DeepSpeedCPUAdam": {"optimizer": "cpu"},
     "DeepSpeedCPUAdam, stage 2, offload": {"optimizer": "cpu", "stage": 2, "offload": True, "precision": "bf16"},
     "DeepSpeedCPUAdam with moving betas": {"optimizer": "cpu", "stage": 1, "cycle": True},
@@ -42,7 +42,7 @@ ONE: dict[str, dict[str, Any]] = {
 
 SEVERAL: dict[str, tuple[int, dict[str, Any]]] = {
     "stage 0, own buffers": (2, {"batch_norm": True, "rank_seeds": True, "augment": True}),
-    "stage 2 in fp16": (2, {"stage": 2, "precision": "fp16", "rank_seeds": True}),
+    "stage 2 in fp16": (2, {"stage": 2, "precision": "fp16", "rank_seeds": True, "begins": True}),
     "stage 3, own loader": (2, {"stage": 3, "loader": "own", "set_epoch": True, "rank_seeds": True}),
     "stage 3, DeepSpeedCPUAdam, offload, disks of their own": (
         2,

@@ -26,6 +26,7 @@ from training import (
     CONFIG,
     Ema,
     augmented_on_device,
+    begin,
     configure,
     digest,
     draws,
@@ -205,6 +206,7 @@ class Job:
         run = self.run
         for _ in run.epochs(CONFIG["epochs"], max_steps=CONFIG["max_steps"]):
             event("epoch_begin", run.global_step)
+            begin(self.optimizer)
             loader = self.new_loader() if CONFIG["anew"] else self.loader
             batches = run.enumerate(loader) if CONFIG["limit"] is None else run.enumerate(loader, limit=CONFIG["limit"])
             for micro, batch in batches:

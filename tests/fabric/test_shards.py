@@ -21,7 +21,7 @@ SHARDED: dict[str, Any] = {"shards": "sharded", "samples": 100, "augment": True}
 FULL = {**SHARDED, "shards": "full"}
 CASES: dict[str, tuple[int, dict[str, Any]]] = {
     "one": (1, {**SHARDED, "samples": 50}),
-    "sharded": (2, {**SHARDED, "batch_norm": True}),
+    "sharded": (2, {**SHARDED, "batch_norm": True, "begins": True}),
     "three": (3, {**SHARDED, "samples": 150, "compile": True}),
     "full": (2, FULL),
     "stateless": (2, {**SHARDED, "stateless": True, "unpassed": True}),

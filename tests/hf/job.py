@@ -35,6 +35,7 @@ from training import (
     CONFIG,
     Ema,
     accelerate_shards_on_cpu,
+    begin,
     configure,
     deepspeed_on_cpu,
     digest,
@@ -610,6 +611,16 @@ class LoadingByHand(TrainerCallback):
         load_by_hand(options["model"], options["optimizer"])
 
 
+class Beginning(TrainerCallback):
+    """Changes what is trained where the training and an epoch begin."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        begin(given["optimizer"])
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        begin(given["optimizer"])
+
+
 def resume_callback(ema: Ema | None, data: Any) -> Any:
     from resume_adapters.hf import ResumeCallback
 
@@ -633,6 +644,8 @@ def callbacks(ema: Ema | None, data: Any) -> list[TrainerCallback]:
         found.append(Dumping())
     if CONFIG["holding"]:
         found.append(Syncing())
+    if CONFIG["begins"]:
+        found.append(Beginning())
     found += [Striking(CONFIG[name]["event"]) for name in ("kill", "send", "fail", "hold_writes") if CONFIG[name]]
     if not CONFIG["bare"] and not CONFIG["late"]:
         found.append(resume_callback(ema, data))

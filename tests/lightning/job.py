@@ -37,6 +37,7 @@ from training import (
     RANK,
     Ema,
     augmented_on_device,
+    begin,
     configure,
     digest,
     draws,
@@ -523,6 +524,13 @@ class LoadingByHand(pl.Callback):
         load_by_hand(pl_module, trainer.optimizers[0])
 
 
+class Beginning(pl.Callback):
+    """Changes what is trained where the training begins."""
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        begin(trainer.optimizers[0])
+
+
 class Dumping(pl.Callback):
     """Writes down what was loaded."""
 
@@ -572,6 +580,8 @@ def callbacks(model: Model, train: Any) -> list[Any]:
     found: list[Any] = [Dumping()] if CONFIG["dump"] else []
     if CONFIG["loads"]:
         found.append(LoadingByHand())
+    if CONFIG["begins"]:
+        found.append(Beginning())
     if CONFIG["average"] == "ema":
         found.append(pl.callbacks.EMAWeightAveraging(decay=0.9))
     if CONFIG["average"] == "mean":

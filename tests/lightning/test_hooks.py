@@ -72,6 +72,33 @@ def test_an_epoch_begins_once(at: int, begun: list[int], tmp_path: Path) -> None
     assert counted == {"ready": 3, "started": 3, "processed": 3, "completed": 3}
 
 
+class Initializing(Line):
+    """Initializes its weights and its rate once it trains, as a library does that builds models for others."""
+
+    def on_train_start(self) -> None:
+        torch.nn.init.constant_(self.layer.weight, 3.0)
+        self.optimizers().param_groups[0]["lr"] = 0.05
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        self.optimizers().param_groups[0]["lr"] *= 0.9
+        return super().training_step(batch, batch_idx)
+
+
+def test_what_a_hook_of_the_start_initializes_is_loaded_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def train(directory: Path, interrupted_at: int | None) -> tuple[Any, ...]:
+        pl.seed_everything(1)
+        module, trainer = Initializing(interrupted_at), trainer_of(directory, ResumeCallback())
+        trainer.fit(module, DataLoader(DATA, batch_size=2))
+        return module.layer.weight.item(), module.layer.bias.item(), trainer.optimizers[0].param_groups[0]["lr"]
+
+    whole = train(tmp_path / "whole", None)
+    assert "loaded again" not in caplog.text
+    with pytest.raises(Interrupted):
+        train(tmp_path / "run", 7)
+    assert train(tmp_path / "run", None) == whole
+    assert caplog.text.count("has changed what was loaded, and it has been loaded again: model") == 1, caplog.text
+
+
 class Pairs(Line):
     """Takes batches of two loaders, of which the shorter is at its end first."""
 

@@ -29,6 +29,7 @@ from training import (
     CONFIG,
     RANK,
     Ema,
+    begin,
     configure,
     digest,
     draws,
@@ -182,6 +183,7 @@ class Job:
             return
         for epoch in run.epochs(CONFIG["epochs"], max_steps=CONFIG["max_steps"]):
             event("epoch_begin", run.global_step)
+            begin(self.optimizer)
             if CONFIG["distributed"]:
                 self.sampler.set_epoch(epoch)
             for micro, batch in ahead(run.enumerate(self.loader)):

@@ -128,6 +128,7 @@ test_killed_before_it = laws.of_each(laws.killed_before_it, AUDITED, "commits")
 test_killed_before_it_with_copies = laws.of_each(laws.killed_before_it_with_copies, contract.STAGED)
 test_an_empty_machine_resumes_from_the_mirror = laws.thorough(laws.an_empty_machine_resumes_from_the_mirror)
 test_weights_alone_are_kept = laws.weights_alone_are_kept
+test_an_epoch_begins_once = laws.of_each(laws.an_epoch_begins_once, ["1", "2"], "1")
 test_an_audit_finds_a_flipped_bit = laws.of_each(laws.an_audit_finds_a_flipped_bit, contract.FLIPS, "gradients")
 test_a_kill_loses_no_step_that_memory_has = laws.thorough(laws.a_kill_loses_no_step_that_memory_has)
 

@@ -10,6 +10,7 @@ from typing import Any
 from resume_adapters.accelerate import files
 from resume_adapters.accelerate.schedules import replay, steps_each
 from resume_adapters.core.loop.observed import in_places
+from resume_adapters.core.observed.steps import watch_steps_of
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.rehearsal import NotRehearsed
 from resume_adapters.core.state import keys
@@ -43,10 +44,11 @@ class Strategy:
         self.schedulers: list[Any] = accelerator._schedulers
         self.invariants = {"number of models": len(self.models), "number of optimizers": len(self.optimizers)}
         self._steps = 0
-        counted = self.optimizers if counts_steps else []
-        self._hooks = [each.optimizer.register_step_post_hook(self._count) for each in counted]
+        self._hooks = contextlib.ExitStack()
+        if counts_steps:
+            self._hooks.callback(watch_steps_of([each.optimizer for each in self.optimizers], self._count))
 
-    def _count(self, *_: Any) -> None:
+    def _count(self) -> None:
         self._steps += 1
 
     def has_stepped(self) -> bool:
@@ -133,8 +135,7 @@ class Strategy:
 
     def close(self) -> None:
         """Undo what was hooked or wrapped."""
-        while self._hooks:
-            self._hooks.pop().remove()
+        self._hooks.close()
 
 
 def component_name(kind: str, index: int) -> str:

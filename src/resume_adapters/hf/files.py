@@ -159,10 +159,20 @@ def verify(trainer: Any, saved: Mapping[str, Any]) -> None:
     Raises:
         NotRestored: naming the component and the first difference.
     """
+    for name, state, live in _read_and_live(trainer, saved):
+        verify_equal(name.removesuffix(".pt"), state, live.state_dict())
+
+
+def load(trainer: Any, saved: Mapping[str, Any]) -> None:
+    """Load optimizer, schedule and scaler once more, of what :func:`read` returned."""
+    for _, state, live in _read_and_live(trainer, saved):
+        live.load_state_dict(state)
+
+
+def _read_and_live(trainer: Any, saved: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
     live = components(trainer)
-    for file, state in saved.items():
-        if (name := Path(file).name) in live:
-            verify_equal(name.removesuffix(".pt"), state, live[name].state_dict())
+    named = {Path(file).name: state for file, state in saved.items()}
+    return [(name, named[name], live[name]) for name in named if name in live]
 
 
 def require_complete(trainer: Any, directory: Path, wanted: Iterable[str]) -> None:

@@ -34,7 +34,7 @@ from resume_adapters.core.state import safe_load
 from resume_adapters.core.state.stateful import ModuleBuffers, Stateful
 from resume_adapters.hf import files, observed
 from resume_adapters.hf.records import TrainerRankState
-from resume_adapters.hf.weights import ModelWeights, is_replaced
+from resume_adapters.hf.weights import ModelWeights, has_adapters, is_replaced
 from resume_adapters.integrations import accelerate_state
 from resume_adapters.integrations.deepspeed_engine import names
 from resume_adapters.integrations.trackers.checkpoints import reads_checkpoints
@@ -88,6 +88,7 @@ class TrainerFramework(Framework):
         )
         self._native: Callable[[], None] | None = None
         self._read: dict[str, Any] = {}
+        self._load_weights: Callable[[], None] | None = None
         self._observed = contextlib.ExitStack()
 
     # ---- Trackers
@@ -305,7 +306,8 @@ class TrainerFramework(Framework):
             with self._reading_shards(context.files):
                 native()
             return
-        self.weights.load(context.reader, native, has_own_loader=has_own_loader, verify=context.verify)
+        self._load_weights = functools.partial(self.weights.load, context.reader, native, has_own_loader=has_own_loader)
+        self._load_weights()
 
     def fork_state(self, reader: CheckpointReader) -> ForkState:
         """Return the model and the optimizer, each with what was saved of it."""
@@ -352,22 +354,35 @@ class TrainerFramework(Framework):
             with self._reading_shards(reader.files):
                 native()
         else:
-            load = self.weights.load
-            load(reader, native, has_own_loader=has_own_loader, verify=verify, has_trained=True)
+            self.weights.load(reader, native, has_own_loader=has_own_loader, has_trained=True)
+            if verify and not has_adapters(self.trainer.model):
+                self.weights.verify(reader)
 
     def verify(self, context: RestoreContext) -> None:
-        """Compare optimizer, schedule and scaler with what the checkpoint holds.
+        """Compare weights, optimizer, schedule and scaler with what the checkpoint holds, once callbacks have begun.
 
         Raises:
             NotRestored: naming the component and the first difference.
         """
         if self._is_whole and context.checkpoint.manifest is not None:
             files.require_complete(self.trainer, context.path, ["optimizer.pt", "scheduler.pt"])
-        if context.verify:
-            files.verify(self.trainer, self._read or files.read(context.files))
-        self._read = {}
         if self.is_sharded:
             context.verify_shards(self.sharded_state)
+        if context.verify:
+            read = self._read or files.read(context.files)
+
+            def verify() -> None:
+                if self._load_weights is not None:
+                    self.weights.verify(context.reader)
+                files.verify(self.trainer, read)
+
+            def load() -> None:
+                if self._load_weights is not None:
+                    self._load_weights()
+                files.load(self.trainer, read)
+
+            context.verify_loaded(verify, load)
+        self._read, self._load_weights = {}, None
 
     def restore_running_values(self, context: RestoreContext, state: TrainerRankState, *, is_resharded: bool) -> None:
         """Restore what the trainer resets at the start of its loop.

@@ -127,9 +127,17 @@ def _on_save(
     return control
 
 
+def _begin_training(session: TrainerSession, native: Callable[..., Any], *args: Any) -> Any:
+    control = native(*args)
+    session.verify_training(in_epoch=False)
+    return control
+
+
 def _begin_epoch(session: TrainerSession, native: Callable[..., Any], *args: Any) -> Any:
     session.before_epoch()
-    return native(*args)
+    control = native(*args)
+    session.verify_training(in_epoch=True)
+    return control
 
 
 @contextlib.contextmanager
@@ -144,7 +152,12 @@ def _resuming_trainer(trainer: Any, session: TrainerSession) -> Iterator[None]:
                     continue
                 if callable(getattr(Trainer, name, None)) and not name.startswith("__"):
                     stack.enter_context(overridden(trainer, name, getattr(each, name)))
-        for name, function in (("on_epoch_begin", _begin_epoch), ("on_save", _on_save)):
+        events: dict[str, Callable[..., Any]] = {
+            "on_train_begin": _begin_training,
+            "on_epoch_begin": _begin_epoch,
+            "on_save": _on_save,
+        }
+        for name, function in events.items():
             stack.enter_context(overridden(trainer.callback_handler, name, functools.partial(function, session)))
         _MANAGED.add(managed)
         stack.callback(_MANAGED.discard, managed)

@@ -90,7 +90,7 @@ class TrainerSession:
         self.evaluation = InterruptibleEvaluation(trainer, self.session, ignore_keys)
         self._extent = _extent(trainer)
         self.phase = SessionPhase.OPENED
-        self.is_over = False
+        self.is_over = self._is_verified = False
         self.epoch = -1
         self.seconds = 0.0
         self._initial_step = 0
@@ -203,7 +203,7 @@ class TrainerSession:
             self.data.restore_rng()
 
     def begin_training(self, control: Any) -> None:
-        """Restore what the trainer resets after it has loaded a checkpoint, and verify what it loaded.
+        """Restore what the trainer resets after it has loaded a checkpoint.
 
         Raises:
             UnsupportedSetting: the trainer has a loop of its own, which did not ask where to go on.
@@ -214,8 +214,6 @@ class TrainerSession:
         if context is not None:
             control.should_training_stop = self.is_over
             self.session.restorer.restore_parts(self.framework.parts())
-            self.framework.verify(context)
-            self.session.move_schedules()
             if self._resumed is not None:
                 is_resharded = bool(self.session.loaders.topology_changes)
                 self.framework.restore_running_values(context, self._resumed, is_resharded=is_resharded)
@@ -224,6 +222,27 @@ class TrainerSession:
         else:
             self.session.fork()
         self.session.restorer.align_buckets()
+
+    def verify_training(self, *, in_epoch: bool) -> None:
+        """Verify what the trainer has loaded, when all callbacks have heard that the training begins; once.
+
+        Of an epoch that resumes in its middle they hear again, and may do again what was done when it was saved.
+
+        Args:
+            in_epoch: they have heard of an epoch, too.
+
+        Raises:
+            NotRestored: the live state is not what was saved.
+        """
+        is_over = self.is_over or self.phase is SessionPhase.FINISHED
+        goes_on = self._resumed is not None and not (self._resumed.between_epochs or is_over)
+        if self.context is None or self._is_verified or (goes_on and not in_epoch):
+            return
+        self._is_verified = True
+        if goes_on:
+            self.session.restorer.restore_parts(self.framework.parts())
+        self.framework.verify(self.context)
+        self.session.move_schedules()
 
     def _require_restored(self) -> None:
         if self.context is not None and self.phase is SessionPhase.OPENED:

@@ -92,7 +92,7 @@ class ModelWeights:
         try:
             native = functools.partial(trainer._load_from_checkpoint, str(reader.files.checkpoint))
             own = is_replaced("_load_from_checkpoint", trainer._load_from_checkpoint)
-            ModelWeights(trainer).load(reader, native, has_own_loader=own, verify=False)
+            ModelWeights(trainer).load(reader, native, has_own_loader=own)
         except Exception as error:  # of any kind: a subclass loads in its own way
             reason = f" ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
         self._lost = {*live} if reason else {*lost_in(trainer.model, live)}
@@ -113,21 +113,18 @@ class ModelWeights:
         native: Callable[[], None],
         *,
         has_own_loader: bool,
-        verify: bool,
         has_trained: bool = False,
     ) -> None:
-        """Load the weights of a checkpoint into the model, whatever wraps it, and verify them.
+        """Load the weights of a checkpoint into the model, whatever wraps it.
 
         Args:
             reader: reads the checkpoint.
             native: the trainer's own way to load them.
             has_own_loader: a subclass of the Trainer has replaced that way.
             has_trained: the model has trained, and gets its best weights as a bare trainer loads them.
-            verify: compare what was loaded with what was saved.
 
         Raises:
             StateMismatch: they do not fit the model.
-            NotRestored: a tensor is not what it was when it was saved.
         """
         model, checkpoint = self._trainer.model, reader.files.checkpoint
         beside = {} if has_trained and has_adapters(model) else reader.part(LIVE_WEIGHTS) or {}
@@ -145,8 +142,6 @@ class ModelWeights:
             content = read_weight_files(weight_files)
             if not beside and have_names_of(content, model.state_dict()):
                 load_weights(model, content, checkpoint)
-                if verify:
-                    verify_weights(model, content, checkpoint)
             elif content and not has_own_loader:
                 self._convert(content, checkpoint)
         if has_adapters(model) and not kept.keys() <= live.keys():
@@ -154,8 +149,21 @@ class ModelWeights:
         with torch.no_grad():
             for name in live.keys() & kept.keys():
                 live[name].copy_(kept[name])
-        if beside and verify:
+
+    def verify(self, reader: CheckpointReader) -> None:
+        """Compare the weights of the model with those of a checkpoint.
+
+        Raises:
+            NotRestored: a tensor is not what it was when it was saved.
+        """
+        model, checkpoint = self._trainer.model, reader.files.checkpoint
+        if beside := reader.part(LIVE_WEIGHTS):
+            kept = {name: each for name, each in beside.items() if isinstance(each, torch.Tensor)}
             verify_digests({**beside, **weight_digests(kept)}, model.state_dict(), checkpoint)
+            return
+        content = read_weight_files(files.weights(reader.files))
+        if have_names_of(content, model.state_dict()):
+            verify_weights(model, content, checkpoint)
 
     def of_fork(self, reader: CheckpointReader) -> dict[str, Any]:
         """Return the weights of a checkpoint under the names that a model has in memory.

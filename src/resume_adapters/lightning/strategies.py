@@ -110,6 +110,15 @@ def invariants(trainer: Any, ranks: int) -> dict[str, int]:
     return {} if isinstance(trainer.strategy, pl.strategies.SingleDeviceStrategy | pl.strategies.DDPStrategy) else fixed
 
 
+def load_again(trainer: Any, saved: Mapping[str, Any]) -> None:
+    """Load the weights, optimizers and schedules once more, of what the trainer has read."""
+    if not is_sharded(trainer):
+        trainer.strategy.load_model_state_dict(dict(saved), strict=trainer.lightning_module.strict_loading)
+        trainer.strategy.load_optimizer_state_dict(saved)
+    for config, state in zip(trainer.lr_scheduler_configs, saved["lr_schedulers"], strict=True):
+        config.scheduler.load_state_dict(state)
+
+
 def verify(trainer: Any, saved: Mapping[str, Any], checkpoint: Path) -> None:
     """Verify what every rank holds whole.
 

@@ -12,6 +12,7 @@ from resume_adapters.core.loop.framework import LoopFramework, Resumed
 from resume_adapters.core.loop.loader import PassState
 from resume_adapters.core.loop.metrics import BestMetrics, LoopMetrics, LossSum
 from resume_adapters.core.loop.passes import EpochPasses
+from resume_adapters.core.loop.repeated import RepeatedStart, refill
 from resume_adapters.core.loop.windows import StepWindows, TakenAhead, counted_from_zero
 from resume_adapters.core.observed.script import Place, calling_script, carried, of_the_run
 from resume_adapters.core.observed.variables import ScriptVariables
@@ -78,6 +79,7 @@ class LoopCheckpointing:
         metrics: the losses and metrics of the loop.
         windows: the batches that optimizer steps take.
         memory: what the script keeps from launch to launch, on this rank.
+        repeated: what the script does again in the epoch that it resumes.
         script: the loop of the script that is running; ``None`` before its first step.
     """
 
@@ -86,6 +88,7 @@ class LoopCheckpointing:
         self.metrics = LoopMetrics()
         self.windows = StepWindows()
         self.memory: dict[str, Any] = {}
+        self.repeated = RepeatedStart(session, self.memory, self._restore_again)
         self.script: list[Place] | None = None
         self._carried: list[str] | None = None
         self._variables = ScriptVariables(self._known)
@@ -112,8 +115,7 @@ class LoopCheckpointing:
             restorer.align_buckets()
             return Resumed()
         context.require_architecture(framework.state_dict())
-        framework.load(context)
-        restorer.restore_parts(framework.parts())
+        self._load(context)
         state: LoopRankState | None = context.rank_state
         if state is None:
             done = framework.load_foreign(context)
@@ -126,12 +128,28 @@ class LoopCheckpointing:
         rng.resume(state.rng)
         return done
 
+    def _load(self, context: RestoreContext) -> None:
+        self._framework.load(context)
+        self._session.restorer.restore_parts(self._framework.parts())
+
+    def begin_epoch(self) -> None:
+        """Remember what was restored: if the launch resumes within an epoch, the script begins that once more."""
+        context = self._session.context
+        if context is not None and context.rank_state is not None and self.passes.go_on:
+            self.repeated.begin()
+
+    def _restore_again(self) -> None:
+        context = self._session.context
+        assert context is not None, "it was resumed"
+        self._load(context)
+        refill(self.memory, context.rank_state.memory or {})
+
     def _restore_loop(self, context: RestoreContext, state: LoopRankState) -> Resumed:
         consumed = self.passes.restore(state.loaders, state.begun, state.epoch)
         if consumed:
             self.windows.resume(state.windows or [])
         self.passes.ahead = TakenAhead(state.ahead)
-        self.memory.update(state.memory or {})
+        refill(self.memory, state.memory or {})
         self.metrics.restore(state.losses, context.reader.read_record(BestMetrics, "metrics"))
         return Resumed(state.epoch, context.step, consumed)
 

@@ -157,6 +157,7 @@ class ResumableLoop:
         self.finish()
 
     def _epochs(self, count: int | None) -> Iterator[int]:
+        self._checkpointing.begin_epoch()
         while count is None or self.epoch < count:
             yield self.epoch
             self._guard.require_counted()
@@ -251,6 +252,8 @@ class ResumableLoop:
     def _pass(self, loader: Any, limit: int | None, start: int | None = None) -> Iterator[Any]:
         """Yield the batches of a pass; with a start, each with its number, counted from there."""
         self.resume()
+        if self._passes.next_goes_on:
+            self._checkpointing.repeated.end()
         open_pass = None if self._over else self._passes.begin(loader, limit)
         if open_pass is None:
             return

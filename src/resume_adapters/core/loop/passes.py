@@ -93,6 +93,17 @@ class EpochPasses:
         self.open.append(loader)
         return loader
 
+    @property
+    def go_on(self) -> bool:
+        """Whether the checkpoint was taken within a pass."""
+        return any(each.number is not None for each in self._saved)
+
+    @property
+    def next_goes_on(self) -> bool:
+        """Whether it was taken within the pass that begins next."""
+        left = [each for index, each in enumerate(self._saved) if index not in self._paired]
+        return any(each.number == self.begun for each in left)
+
     def skip(self, loader: LoopLoader) -> None:
         """Leave out a pass of which every batch was used before the checkpoint."""
         loader.tracked.restore_now()

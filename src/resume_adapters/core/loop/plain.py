@@ -23,6 +23,7 @@ from resume_adapters.core.loop.framework import LoopFramework
 from resume_adapters.core.loop.guard import Trained
 from resume_adapters.core.loop.loader import LoopLoader
 from resume_adapters.core.loop.replicas import Replicas, reducers
+from resume_adapters.core.observed.steps import watch_steps_of
 from resume_adapters.core.observed.walk import Subjects
 from resume_adapters.core.patching import wrapped
 from resume_adapters.core.ranks import current_world_size
@@ -90,14 +91,13 @@ class PlainFramework(LoopFramework):
         self._replicas = Replicas(self._models, self._optimizers, _of_all)
         self._steps = 0
         self._hooks = contextlib.ExitStack()
-        for optimizer in self._optimizers:
-            self._hooks.callback(optimizer.register_step_post_hook(self._count).remove)
+        self._hooks.callback(watch_steps_of(self._optimizers, self._count))
         for scaler in objects.scalers:  # after an overflow it calls no optimizer
             self._hooks.enter_context(wrapped(scaler, "step", self._step_scaled))
 
     # ---- Steps and data
 
-    def _count(self, *_: Any) -> None:
+    def _count(self) -> None:
         self._steps += 1
 
     def _step_scaled(self, native: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:

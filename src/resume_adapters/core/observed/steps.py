@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+from resume_adapters.core.observed.optimizers import registered
 
 _told: dict[int, Callable[[Any], object]] = {}
 _numbers = itertools.count()
@@ -22,6 +24,20 @@ def watch_steps(tell: Callable[[Any], object]) -> Callable[[], None]:
     if not _hooks:
         _hooks.append(register_optimizer_step_post_hook(_after_step))
     return functools.partial(_end, number)
+
+
+def watch_steps_of(optimizers: Sequence[Any], tell: Callable[[], object]) -> Callable[[], None]:
+    """Call a function after each step of one of these, or of one within it; return what ends that.
+
+    One that wraps another may never have called ``Optimizer.__init__()``, without which it takes no hook.
+    """
+    watched = registered(optimizers)
+
+    def after(optimizer: Any) -> None:
+        if any(each is optimizer for each in watched):
+            tell()
+
+    return watch_steps(after)
 
 
 def _after_step(optimizer: Any, *_: Any) -> None:

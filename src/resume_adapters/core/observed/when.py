@@ -158,13 +158,17 @@ class ObservedState:
         if self.has_begun:
             return
         self.has_begun = True
-        subjects = self._look_up()
-        if self._saved:
-            self._restore_all(subjects)
-        self._start = walk.take(subjects, self._clock)
+        self._start = walk.take(self.restore(), self._clock)
         if self._before is not None:
             self._made = walk.made(self._before, self._start)
         self._watching.callback(watch_steps(self._after_step))
+
+    def restore(self) -> Subjects:
+        """Restore what the checkpoint holds; return what there is to look at."""
+        subjects = self._look_up()
+        if self._saved:
+            self._restore_all(subjects)
+        return subjects
 
     def close(self) -> None:
         """Watch the optimizers no longer."""

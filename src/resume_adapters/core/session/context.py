@@ -10,6 +10,7 @@ from resume_adapters.core.checkpoint.checkpoint import Checkpoint
 from resume_adapters.core.checkpoint.files import CheckpointFiles
 from resume_adapters.core.checkpoint.layout import CheckpointState, state_of
 from resume_adapters.core.checkpoint.parts import CheckpointReader
+from resume_adapters.core.log import logger
 from resume_adapters.core.ranks import Ranks
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.session.records import LaunchState, RankState
@@ -19,7 +20,7 @@ from resume_adapters.core.state.records import Source
 from resume_adapters.core.state.sharded_digest import shard_digest, verify_shards
 from resume_adapters.core.state.stateful import ModuleBuffers
 from resume_adapters.core.state.weights import architecture, load_weights, require_architecture, verify_weights
-from resume_adapters.errors import StateMismatch
+from resume_adapters.errors import NotRestored, StateMismatch
 
 _THERE = (CheckpointState.COMMITTED, CheckpointState.SUPERSEDED)
 
@@ -127,6 +128,26 @@ class RestoreContext:
     def source(self) -> Source:
         """Where this rank's state was read, for errors."""
         return self.reader.rank_source(self.ranks.rank % self.saved_by)
+
+    def verify_loaded(self, verify: Callable[[], None], load: Callable[[], None]) -> None:
+        """Verify what a framework has loaded, once the hooks of the start are over; they may have changed it.
+
+        A hook that initializes weights has done so before step 0. What was saved has been trained since then, so it is
+        loaded again.
+
+        Args:
+            verify: raises :class:`NotRestored` where the live state is not what was saved.
+            load: loads it once more.
+
+        Raises:
+            NotRestored: it differs after that, too.
+        """
+        try:
+            verify()
+        except NotRestored as error:
+            load()
+            verify()
+            logger.warning("A hook of this start has changed what was loaded, and it has been loaded again: %s", error)
 
     def all_rank_states(self) -> list[Any]:
         """Return what each rank saved, in rank order. Every rank asks."""
