@@ -419,6 +419,56 @@ class Counted(Iterator[Any]):
         return {"taken": self.taken}
 
 
+class Episodes:
+    """Draws each batch when it is asked for, as samplers for few-shot learning and for privacy do."""
+
+    def __init__(self, generator: torch.Generator | None = None) -> None:
+        self.generator = generator
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for _ in range(6):
+            yield torch.randint(SAMPLES, (BATCH,), generator=self.generator).tolist()
+
+
+@pytest.mark.parametrize(
+    ("generator", "draw", "is_mixed"),
+    [
+        (None, torch.rand, True),
+        (None, lambda size: np.random.random(size), False),
+        (seeded(1), torch.rand, False),
+    ],
+    ids=["the training draws too", "it draws from another one", "a generator of its own"],
+)
+@pytest.mark.parametrize("resumed", [False, True])
+def test_batches_that_are_drawn_between_draws_of_the_training_are_refused_within_a_pass(
+    generator: torch.Generator | None, draw: Callable[[int], Any], is_mixed: bool, resumed: bool
+) -> None:
+    def begun(draws: bool) -> tuple[Any, TrackedLoader]:
+        tracked = track(made := DataLoader(range(SAMPLES), batch_sampler=Episodes(generator)))  # type: ignore[arg-type]
+        for _ in itertools.islice(made, 3):
+            if draws:
+                draw(1)
+        return made, tracked
+
+    if resumed:
+        _, former = begun(draws=False)
+        made = DataLoader(range(SAMPLES), batch_sampler=Episodes(generator))  # type: ignore[arg-type]
+        tracked = track(made)
+        tracked.restore(stored(former.position(2)), compares=True)
+        for _ in itertools.islice(made, 3):
+            draw(1)
+    else:
+        made, tracked = begun(draws=True)
+    if not is_mixed:
+        tracked.position(2)
+        return
+    with pytest.raises(UnsupportedSetting, match=r"^Episodes draws each batch by itself .* a generator of its own"):
+        tracked.position(2)
+    for _ in made:
+        pass
+    tracked.position_between()
+
+
 def test_what_the_iterator_of_a_sampler_can_do_it_can_do_in_a_tracked_loader() -> None:
     """A StatefulDataLoader asks it for its state, and skips what was used."""
     made = DataLoader(Drawing(), batch_sampler=Batches(range(SAMPLES), BATCH, drop_last=False))

@@ -79,6 +79,8 @@ class TrackedSampler:
         on_number: is called with one batch of indices of each pass, before its samples are fetched.
         number: that batch is the one of this number, among those that are not skipped; at least 1.
         draws: the order was drawn from the random state of the process, or no pass has shown where from.
+        is_mixed: the batches of this pass are drawn from that state one by one, and others have drawn between them: no
+            resume can draw the same ones again.
     """
 
     def __init__(self, random_state: LoaderRandomState, inner: Any) -> None:
@@ -87,6 +89,7 @@ class TrackedSampler:
         self.on_number: Callable[[Any], None] = lambda indices: None
         self.number = 1
         self.draws = True
+        self.is_mixed = False
         self._random_state = random_state
         self._inner = inner
         self._at_iter: dict[str, Any] | None = None
@@ -99,6 +102,14 @@ class TrackedSampler:
 
     def __len__(self) -> int:
         return len(self._inner)
+
+    @property
+    def name(self) -> str:
+        """The class of the sampler that makes the order."""
+        inner = self._inner
+        while hasattr(inner, "sampler"):
+            inner = inner.sampler
+        return type(inner).__name__
 
     def began_with(self) -> dict[str, Any] | None:
         """Return the random state with which this pass began; ``None`` if no index was asked for.
@@ -127,6 +138,7 @@ class TrackedSampler:
         self._resume = None
 
     def __iter__(self) -> Iterator[Any]:
+        self.is_mixed = False
         # Some samplers draw their order here and some at the first index, so the state at both is kept and restored.
         if self._resume is None or self._resume[1] is None:
             self._at_iter = self._random_state.capture()
@@ -167,7 +179,24 @@ class TrackedSampler:
         """Yield batches of indices, and look whether the first one was drawn from the random state of the process."""
         for each in itertools.islice(indices, 1):
             self.draws |= _has_drawn_since(self._at_first)
+            left = _drawn_from()
             yield each
+            yield from self._one_by_one(indices, left)
+
+    def _one_by_one(self, indices: Iterator[Any], left: dict[str, str | None]) -> Iterator[Any]:
+        """Yield further batches of indices; look, while each is drawn by itself, whether others draw between them."""
+        while not self.is_mixed:
+            before = _drawn_from()
+            each = next(indices, _OVER)
+            if each is _OVER:
+                return
+            after = _drawn_from()
+            drawn = [name for name in after if after[name] != before[name]]
+            self.is_mixed = any(before[name] != left[name] for name in drawn)
+            left = after
+            yield each
+            if not drawn:
+                break
         yield from indices
 
     def _told(self, indices: Iterator[Any], number: int) -> Iterator[Any]:
@@ -183,6 +212,15 @@ class TrackedSampler:
 def _has_drawn_since(state: dict[str, Any] | None) -> bool:
     assert state is not None, "the moment was captured"
     return encoding.digest_of(rng.cpu_to_tree(rng.capture_cpu())) != encoding.digest_of(state["cpu"])
+
+
+def _drawn_from() -> dict[str, str | None]:
+    """Return a digest of each random state of the process from which an order may be drawn."""
+    return {name: encoding.digest_of(each) for name, each in rng.cpu_to_tree(rng.capture_cpu()).items()}
+
+
+_OVER = object()
+"""In the place of a batch of indices: the pass has none left."""
 
 
 def _do_nothing() -> None:

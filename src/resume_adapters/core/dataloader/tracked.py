@@ -218,7 +218,17 @@ class TrackedLoader:
         Args:
             consumed: batches that completed steps have used; at most those fetched.
             process: the current random state of the process, where it is captured already.
+
+        Raises:
+            UnsupportedSetting: the batches that were used cannot be drawn again.
         """
+        if self._sampler is not None and self._sampler.is_mixed:
+            raise UnsupportedSetting(
+                f"{self._sampler.name} draws each batch by itself from the random state of the process, from which the "
+                "training draws too, so that a resume within a pass would draw other batches. Give it a generator of "
+                "its own (an attribute of it, or DataLoader(generator=...) where it takes that one), or save at the "
+                "end of each epoch alone"
+            )
         process = rng.capture() if process is None else process
         sampler = self._sampler.began_with() if self._sampler is not None else None
         return self._log.position(consumed, process, sampler, as_made=self._is_as_made)
