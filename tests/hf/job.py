@@ -26,6 +26,7 @@ from transformers import (
     TrainerCallback,
     TrainingArguments,
 )
+from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import get_last_checkpoint
 
 import cycles
@@ -611,14 +612,22 @@ class LoadingByHand(TrainerCallback):
         load_by_hand(options["model"], options["optimizer"])
 
 
-class Beginning(TrainerCallback):
-    """Changes what is trained where the training and an epoch begin."""
+class Beginning(TrainerCallback, ExportableState):
+    """Changes what is trained, and counts, where the training and an epoch begin."""
+
+    def __init__(self, begun: int = 0) -> None:
+        self.begun = begun
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        begin(given["optimizer"])
+        self.begun += 1
+        for _ in range(self.begun):
+            begin(given["optimizer"])
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        begin(given["optimizer"])
+        self.on_train_begin(args, state, control, **given)
+
+    def state(self) -> dict[str, Any]:
+        return {"args": {}, "attributes": {"begun": self.begun}}
 
 
 def resume_callback(ema: Ema | None, data: Any) -> Any:
@@ -644,13 +653,13 @@ def callbacks(ema: Ema | None, data: Any) -> list[TrainerCallback]:
         found.append(Dumping())
     if CONFIG["holding"]:
         found.append(Syncing())
-    if CONFIG["begins"]:
-        found.append(Beginning())
     found += [Striking(CONFIG[name]["event"]) for name in ("kill", "send", "fail", "hold_writes") if CONFIG[name]]
     if not CONFIG["bare"] and not CONFIG["late"]:
         found.append(resume_callback(ema, data))
     if CONFIG["startup"]:
         found.append(Starting(found[-1]))
+    if CONFIG["begins"]:
+        found.append(Beginning())
     if CONFIG["halt"]:
         found.append(Halting())
         found[-1].resume = found[-2]

@@ -116,7 +116,7 @@ MOMENTS: dict[str, tuple[dict[str, Any], dict[str, dict[str, Any]]]] = {
 def test_killed_at_any_moment(chain: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     """Each launch of a chain is killed at the next of its moments, and the last one runs to the end."""
     args, kills = MOMENTS[chain]
-    config = {"augment": True, "args": args}
+    config = {"augment": True, "begins": True, "args": args}
     expected = reference(config)
     contract.interrupted_equals_uninterrupted(bench, tmp_path, config, expected, list(kills.values()))
 

@@ -234,13 +234,12 @@ class TrainerSession:
         Raises:
             NotRestored: the live state is not what was saved.
         """
-        is_over = self.is_over or self.phase is SessionPhase.FINISHED
-        goes_on = self._resumed is not None and not (self._resumed.between_epochs or is_over)
-        if self.context is None or self._is_verified or (goes_on and not in_epoch):
+        is_whole = self._resumed is None or self._resumed.between_epochs or self.phase is SessionPhase.FINISHED
+        if self.context is None or self._is_verified or not (is_whole or in_epoch):
             return
         self._is_verified = True
-        if goes_on:
-            self.session.restorer.restore_parts(self.framework.parts())
+        files.restore_callbacks(self.trainer)
+        self.session.restorer.restore_parts(self.framework.parts())
         self.framework.verify(self.context)
         self.session.move_schedules()
 
