@@ -86,7 +86,7 @@ MOMENTS: dict[str, tuple[dict[str, Any], dict[str, dict[str, Any]]]] = {
 def test_killed_at_any_moment(chain: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     """Each launch of a chain is killed at the next of its moments, and the last one runs to the end."""
     more, kills = MOMENTS[chain]
-    config = {"augment": True, **more}
+    config = {"augment": True, "begins": True, **more}
     expected = reference(config)
     contract.interrupted_equals_uninterrupted(bench, tmp_path, config, expected, list(kills.values()))
 
@@ -170,7 +170,7 @@ test_killed_twice_with_copies_equals_never = laws.of_each(
 test_killed_between_copy_and_commit = laws.thorough(laws.killed_between_copy_and_commit)
 test_an_empty_machine_resumes_from_the_mirror = laws.an_empty_machine_resumes_from_the_mirror
 test_weights_alone_are_kept = laws.weights_alone_are_kept
-test_an_epoch_begins_once = laws.of_each(laws.an_epoch_begins_once, ["1", "2"], "1")
+test_an_epoch_begins_once_on_two_ranks = laws.thorough(laws.an_epoch_begins_once_on_two_ranks)
 test_an_audit_finds_a_flipped_bit = laws.of_each(laws.an_audit_finds_a_flipped_bit, contract.FLIPS, "weights")
 test_a_kill_loses_no_step_that_memory_has = laws.thorough(laws.a_kill_loses_no_step_that_memory_has)
 test_a_run_directory_below_a_file_is_refused = laws.a_run_directory_below_a_file_is_refused

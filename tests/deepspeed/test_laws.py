@@ -72,7 +72,7 @@ MOMENTS: dict[str, tuple[dict[str, Any], dict[str, dict[str, Any]]]] = {
 def test_killed_at_any_moment(chain: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     """Each launch of a chain is killed at the next of its moments, and the last one runs to the end."""
     changes, kills = MOMENTS[chain]
-    config = {**PLAIN, **changes}
+    config = {**PLAIN, "begins": True, **changes}
     expected = reference(config)
     contract.interrupted_equals_uninterrupted(bench, tmp_path, config, expected, list(kills.values()))
 

@@ -84,7 +84,7 @@ MOMENTS = {
 
 def test_killed_at_any_moment(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     """Law 1: each launch is killed at the next of the moments, and the last one runs to the end."""
-    config = {"augment": True, "samples": 48}
+    config = {"augment": True, "begins": True, "samples": 48}
     kills = list(MOMENTS.values())
     contract.interrupted_equals_uninterrupted(bench, tmp_path, config, reference(config), kills)
 
@@ -118,7 +118,7 @@ test_killed_twice_with_copies_equals_never = laws.of_each(
 test_killed_between_copy_and_commit = laws.killed_between_copy_and_commit
 test_an_empty_machine_resumes_from_the_mirror = laws.an_empty_machine_resumes_from_the_mirror
 test_weights_alone_are_kept = laws.weights_alone_are_kept
-test_an_epoch_begins_once = laws.of_each(laws.an_epoch_begins_once, ["1", "2"], "1")
+test_an_epoch_begins_once_on_two_ranks = laws.thorough(laws.an_epoch_begins_once_on_two_ranks)
 test_an_audit_finds_a_flipped_bit = laws.of_each(laws.an_audit_finds_a_flipped_bit, contract.FLIPS, "gradients")
 test_a_kill_loses_no_step_that_memory_has = laws.a_kill_loses_no_step_that_memory_has
 test_a_run_directory_below_a_file_is_refused = laws.a_run_directory_below_a_file_is_refused
