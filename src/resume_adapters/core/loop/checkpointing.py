@@ -88,7 +88,7 @@ class LoopCheckpointing:
         self.metrics = LoopMetrics()
         self.windows = StepWindows()
         self.memory: dict[str, Any] = {}
-        self.repeated = RepeatedStart(session, self.memory, self._restore_again)
+        self.repeated = RepeatedStart(framework, session, self.memory, self._restore_again)
         self.script: list[Place] | None = None
         self._carried: list[str] | None = None
         self._variables = ScriptVariables(self._known)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from resume_adapters.core.log import logger
+from resume_adapters.core.loop.framework import LoopFramework
 from resume_adapters.core.observed.paths import is_module
 from resume_adapters.core.session.session import Session
 from resume_adapters.core.state import rng
@@ -19,12 +20,16 @@ class RepeatedStart:
     """Restores what was saved once more, where a pass goes on, if the script has changed it since it was loaded.
 
     Args:
+        framework: the framework's side of the loop.
         session: the session of the loop.
         memory: what the script keeps from launch to launch.
         load: restores what the script may change.
     """
 
-    def __init__(self, session: Session, memory: dict[str, Any], load: Callable[[], object]) -> None:
+    def __init__(
+        self, framework: LoopFramework, session: Session, memory: dict[str, Any], load: Callable[[], object]
+    ) -> None:
+        self._framework = framework
         self._session = session
         self._memory = memory
         self._load = load
@@ -37,11 +42,17 @@ class RepeatedStart:
             self._loaded = self._digests()
 
     def end(self) -> None:
-        """Compare, and load again where it differs; once, where the pass goes on. Every rank calls it."""
+        """Compare, and load again where it differs; once, where the pass goes on.
+
+        Where the state is spread over the ranks, all of them read loaders, and load together.
+        """
         loaded, self._loaded = self._loaded, None
         if loaded is None:
             return
-        if any(self._session.run.ranks.gather(self._digests() != loaded)):
+        differs, is_spread = self._digests() != loaded, self._framework.trained().are_partitioned
+        if is_spread or self._framework.sharded_state():
+            differs = any(self._session.run.ranks.gather(differs))
+        if differs:
             before = rng.capture()
             self._load()
             rng.restore(before)
@@ -52,8 +63,15 @@ class RepeatedStart:
         self._session.observed.restore()
 
     def _digests(self) -> list[str | None]:
-        held = [fingerprint(each) for thing in self._session.subjects().captured for each in _held(thing)]
-        return [fingerprint(self._memory), *held]
+        captured = self._session.subjects().captured
+        return [fingerprint(self._memory), *(digest for each in captured for digest in _digests_of(each))]
+
+
+def _digests_of(each: Any) -> list[str | None]:
+    try:
+        return [fingerprint(held) for held in _held(each)]
+    except Exception:  # of any kind: of tensors of a class of its own, or not yet made; it is not compared
+        return []
 
 
 def _held(each: Any) -> Iterable[Any]:
