@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import types
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from safetensors.torch import save_file
 from resume_adapters.core.checkpoint.files import CheckpointFiles
 from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest
 from resume_adapters.core.storage.local import LocalStorage
-from resume_adapters.errors import CheckpointDamaged
+from resume_adapters.errors import CheckpointDamaged, NotRestored
 from resume_adapters.hf import files
 
 
@@ -69,3 +70,20 @@ def test_what_cannot_be_copied_is_read_again(tmp_path: Path) -> None:
     with files.loading({str(tmp_path / "optimizer.pt"): {"state": Uncopied()}}):
         loaded = torch.load(str(tmp_path / "optimizer.pt"), map_location="cpu", weights_only=True)
     assert loaded["state"].sum() == 4
+
+
+def test_what_is_loaded_once_more_is_no_part_of_what_proves_it(tmp_path: Path) -> None:
+    weight = torch.nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.AdamW([weight])
+    weight.sum().backward()
+    optimizer.step()
+    torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
+    read = files.read(of(tmp_path))
+    accelerator = types.SimpleNamespace(scaler=None)
+    trainer = types.SimpleNamespace(optimizer=optimizer, lr_scheduler=None, accelerator=accelerator)
+    optimizer.step()
+    files.load(trainer, read)
+    files.verify(trainer, read)
+    optimizer.step()
+    with pytest.raises(NotRestored):
+        files.verify(trainer, read)

@@ -19,6 +19,7 @@ from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.checkpoint.native_files import read_native, require_intact, weight_shards
 from resume_adapters.core.checkpoint.validity import ForeignDetector, ForeignStep
 from resume_adapters.core.patching import wrapped
+from resume_adapters.core.state import safe_load
 from resume_adapters.core.state.comparison import verify_equal
 from resume_adapters.core.state.stateful import Stateful, StatefulGroup, is_stateful
 from resume_adapters.core.storage.local import LocalStorage
@@ -159,20 +160,19 @@ def verify(trainer: Any, saved: Mapping[str, Any]) -> None:
     Raises:
         NotRestored: naming the component and the first difference.
     """
-    for name, state, live in _read_and_live(trainer, saved):
-        verify_equal(name.removesuffix(".pt"), state, live.state_dict())
+    live = components(trainer)
+    for file, state in saved.items():
+        if (name := Path(file).name) in live:
+            verify_equal(name.removesuffix(".pt"), state, live[name].state_dict())
 
 
 def load(trainer: Any, saved: Mapping[str, Any]) -> None:
-    """Load optimizer, schedule and scaler once more, of what :func:`read` returned."""
-    for _, state, live in _read_and_live(trainer, saved):
-        live.load_state_dict(state)
-
-
-def _read_and_live(trainer: Any, saved: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Load optimizer, schedule and scaler once more, as the trainer does: copies, which what was read proves."""
     live = components(trainer)
-    named = {Path(file).name: state for file, state in saved.items()}
-    return [(name, named[name], live[name]) for name in named if name in live]
+    with safe_load.allowing(safe_load.data_classes()), loading(saved):
+        for file in saved:
+            if (name := Path(file).name) in live:
+                live[name].load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
 
 
 def require_complete(trainer: Any, directory: Path, wanted: Iterable[str]) -> None:
