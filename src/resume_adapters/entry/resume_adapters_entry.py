@@ -44,7 +44,7 @@ def _callbacks(package: str) -> list[Any]:
     try:
         from resume_adapters.integrations import lightning_files
 
-        lightning_files.asking.append(package)
+        lightning_files.asking[package] = None
         from resume_adapters.lightning import unedited
     except Exception as error:  # likewise
         if type(error).__module__ == "resume_adapters.errors":

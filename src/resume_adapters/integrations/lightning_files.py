@@ -13,7 +13,7 @@ from typing import Any
 from resume_adapters.core.patching import replaced
 from resume_adapters.core.storage.local import LocalStorage
 
-asking: list[str] = []
+asking: dict[str, None] = {}
 """The packages whose Trainers have asked for callbacks, by their names, in this order."""
 
 

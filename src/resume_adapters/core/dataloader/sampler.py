@@ -185,18 +185,15 @@ class TrackedSampler:
 
     def _one_by_one(self, indices: Iterator[Any], left: dict[str, str | None]) -> Iterator[Any]:
         """Yield further batches of indices; look, while each is drawn by itself, whether others draw between them."""
-        while not self.is_mixed:
-            before = _drawn_from()
-            each = next(indices, _OVER)
-            if each is _OVER:
-                return
+        before = _drawn_from()
+        for each in indices:
             after = _drawn_from()
             drawn = [name for name in after if after[name] != before[name]]
             self.is_mixed = any(before[name] != left[name] for name in drawn)
-            left = after
             yield each
-            if not drawn:
+            if self.is_mixed or not drawn:
                 break
+            left, before = after, _drawn_from()
         yield from indices
 
     def _told(self, indices: Iterator[Any], number: int) -> Iterator[Any]:
@@ -217,10 +214,6 @@ def _has_drawn_since(state: dict[str, Any] | None) -> bool:
 def _drawn_from() -> dict[str, str | None]:
     """Return a digest of each random state of the process from which an order may be drawn."""
     return {name: encoding.digest_of(each) for name, each in rng.cpu_to_tree(rng.capture_cpu()).items()}
-
-
-_OVER = object()
-"""In the place of a batch of indices: the pass has none left."""
 
 
 def _do_nothing() -> None:
