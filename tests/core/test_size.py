@@ -16,7 +16,7 @@ BUDGETS = {
     "cli": 3_080,
     "core": 460,
     "core/checkpoint": 1_900,
-    "core/dataloader": 1_440,
+    "core/dataloader": 1_430,
     "core/loop": 1_710,
     "core/observed": 1_570,
     "core/recovery": 1_480,
