@@ -117,6 +117,9 @@ def begin(optimizer: Any, *, weights: bool = True) -> None:
         with torch.no_grad():
             for parameter in group["params"] if weights else ():
                 parameter.mul_(0.75)
+            for state in [optimizer.state.get(each, {}) for each in group["params"]]:
+                for moment in [each for each in state.values() if getattr(each, "ndim", 0)]:
+                    moment.mul_(0.5)
 
 
 def take_own_disk(place: str) -> None:

@@ -23,7 +23,7 @@ BUDGETS = {
     "core/run": 1_190,
     "core/run_directory": 1_060,
     "core/saving": 700,
-    "core/session": 2_540,
+    "core/session": 2_530,
     "core/state": 1_830,
     "core/stop": 370,
     "core/storage": 470,

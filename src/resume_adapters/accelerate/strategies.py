@@ -14,7 +14,7 @@ from accelerate.utils import DistributedType, gather_object, load_fsdp_model, lo
 from accelerate.utils.deepspeed import DeepSpeedSchedulerWrapper  # there without DeepSpeed too
 
 from resume_adapters.accelerate import files
-from resume_adapters.accelerate.strategy import Strategy, component_name, load_verified
+from resume_adapters.accelerate.strategy import Strategy, component_name
 from resume_adapters.core.checkpoint.native_files import read_weight_files
 from resume_adapters.core.loop.replicas import Replicas, reducers
 from resume_adapters.core.patching import wrapped
@@ -22,6 +22,7 @@ from resume_adapters.core.ranks import current_world_size
 from resume_adapters.core.requirements import is_older, refuse
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.rehearsal import NotRehearsed, copies, overwrite
+from resume_adapters.core.state.comparison import load_verified
 from resume_adapters.core.state.records import Record
 from resume_adapters.core.state.stateful import ModuleBuffers, Stateful
 from resume_adapters.core.state.weights import updated
@@ -113,7 +114,8 @@ class ReplicatedStrategy(Strategy):
 
     def _load_each(self, context: RestoreContext, kind: str, things: Iterable[Any]) -> None:
         for index, each in enumerate(things):
-            load_verified(context, component_name(kind, index), each, files.pickled(context.files, kind, index))
+            saved = files.pickled(context.files, kind, index)
+            load_verified(component_name(kind, index), each, saved, context.verify)
 
     def close(self) -> None:
         """Remove what was hooked into optimizers and ``LocalSGD``."""

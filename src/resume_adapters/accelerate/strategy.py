@@ -14,7 +14,7 @@ from resume_adapters.core.observed.steps import watch_steps_of
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.rehearsal import NotRehearsed
 from resume_adapters.core.state import keys
-from resume_adapters.core.state.comparison import verify_equal
+from resume_adapters.core.state.comparison import load_verified
 from resume_adapters.core.state.records import Record
 from resume_adapters.core.state.stateful import Stateful
 
@@ -131,7 +131,7 @@ class Strategy:
             if before != here and not context.rescale.keeps_samples:
                 replay(scheduler, saved, before, here)
             else:
-                load_verified(context, component_name("scheduler", index), scheduler, saved)
+                load_verified(component_name("scheduler", index), scheduler, saved, context.verify)
 
     def close(self) -> None:
         """Undo what was hooked or wrapped."""
@@ -141,10 +141,3 @@ class Strategy:
 def component_name(kind: str, index: int) -> str:
     """Return what a component is called where several of its kind were prepared."""
     return f"{kind} {index}" if index else kind
-
-
-def load_verified(context: RestoreContext, name: str, thing: Any, saved: Any) -> None:
-    """Load a state, and verify it where the launch asks for that."""
-    thing.load_state_dict(saved)
-    if context.verify:
-        verify_equal(name, saved, thing.state_dict())

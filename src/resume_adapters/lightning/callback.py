@@ -28,7 +28,7 @@ from resume_adapters.lightning.model_checkpoints import (
     saving,
 )
 from resume_adapters.lightning.session import FitSession
-from resume_adapters.lightning.strategies import saves_directories
+from resume_adapters.lightning.strategies import is_sharded, load_copies, saves_directories
 from resume_adapters.lightning.supported import require_local, require_supported
 from resume_adapters.lightning.tuning import is_only_tuning
 
@@ -185,6 +185,8 @@ class ResumingTrainer:
             logger.info(
                 "Without ResumeCheckpointIO() among the plugins, a rank whose disk is full leaves the others waiting."
             )
+        if not is_sharded(trainer):
+            self._undo.enter_context(wrapped(trainer.strategy, "load_optimizer_state_dict", load_copies))
         self._wrap(trainer._checkpoint_connector, "resume_start", self._start)  # seam: lightning 2.4-2.6
 
     def leave_out(self, callback: Any, name: str, kind: type[Any]) -> None:
@@ -194,8 +196,7 @@ class ResumingTrainer:
 
     def _file_exists(self, native: Callable[..., bool], filepath: Any, trainer: Any) -> bool:
         """Count the newest checkpoint as there: it has its name only once it is committed."""
-        is_there = native(filepath, trainer)
-        return is_there or (self.session is not None and self.session.is_newest(Path(filepath)))
+        return native(filepath, trainer) or (self.session is not None and self.session.is_newest(Path(filepath)))
 
     def end(self) -> None:
         """Undo everything, and close the session."""

@@ -16,6 +16,7 @@ from resume_adapters.core.checkpoint.catalog import FILE_SUFFIX
 from resume_adapters.core.checkpoint.native_files import UNREADABLE, require_intact, require_plain
 from resume_adapters.core.checkpoint.validity import ForeignStep
 from resume_adapters.core.log import logger
+from resume_adapters.core.patching import replaced
 from resume_adapters.core.state import safe_load, stand_ins
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import CheckpointDamaged, SaveFailed, UnsupportedSetting
@@ -24,6 +25,9 @@ from resume_adapters.lightning.compat import io, pl
 
 OWN_NAME = "resume-step={step}" + FILE_SUFFIX
 """Name of a checkpoint that no ModelCheckpoint asked for: at a stop, at the end, and for ``save_every``."""
+
+OF_OPTIMIZERS = ("optimizer_states", "lr_schedulers")
+"""What a checkpoint has of optimizers and schedules."""
 
 HYPERPARAMETERS = (
     *("hyper_parameters", "hparams_name", "hparams_type"),
@@ -137,11 +141,6 @@ def is_same(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
     return os.path.realpath(one) == os.path.realpath(other)
 
 
-def is_hpc(path: Path) -> bool:
-    """Return whether a path has the name of what Lightning's handler of Slurm's signals saves."""
-    return path.name.startswith("hpc_ckpt_")
-
-
 _MISSING = (
     "Without ResumeCallback, ResumeCheckpointIO only writes each file whole and reads data only. Nothing saves random "
     "state, the position in the data and what is left of a step, and nothing finds a damaged checkpoint: add "
@@ -180,21 +179,19 @@ class ResumeCheckpointIO(io.TorchCheckpointIO):  # type: ignore[misc]  # known a
     def __init__(self) -> None:
         self._is_managed = False
         self._is_read: Callable[[str], bool] = _is_used
+        self._uncopied: tuple[str, ...] = ()
         self._error: OSError | None = None
         self._has_warned = False
 
     @contextlib.contextmanager
     def reading(self, is_read: Callable[[str], bool]) -> Iterator[None]:
-        """Return the context in which a callback loads a checkpoint.
+        """Return the context in which a callback loads a checkpoint, and copies :data:`OF_OPTIMIZERS` itself.
 
         Args:
             is_read: see :func:`read`.
         """
-        self._is_read = is_read
-        try:
+        with replaced(self, "_is_read", is_read), replaced(self, "_uncopied", OF_OPTIMIZERS):
             yield
-        finally:
-            self._is_read = _is_used
 
     @contextlib.contextmanager
     def managed(self) -> Iterator[None]:
@@ -251,7 +248,9 @@ class ResumeCheckpointIO(io.TorchCheckpointIO):  # type: ignore[misc]  # known a
         with data_only():
             if zipfile.is_zipfile(path) and not args and kwargs.keys() <= {"weights_only"}:
                 # Read once. What trains must not lie in the file: it gets copies of the mapped tensors.
-                return copy.deepcopy(read(Path(path), self._is_read))
+                found = read(Path(path), self._is_read)
+                uncopied = {name: found.pop(name) for name in self._uncopied if name in found}
+                return {**copy.deepcopy(found), **uncopied}
             with standing_in([Path(path)], self._is_read):
                 return dict(super().load_checkpoint(path, *args, **kwargs))
 

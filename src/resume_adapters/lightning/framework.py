@@ -30,7 +30,7 @@ from resume_adapters.core.session.rehearsal import NotRehearsed, copies, overwri
 from resume_adapters.core.session.rescale import Schedules
 from resume_adapters.core.session.settings import LaunchSettings
 from resume_adapters.core.state import keys
-from resume_adapters.core.state.comparison import verify_equal
+from resume_adapters.core.state.comparison import load_verified
 from resume_adapters.core.state.stateful import Stateful
 from resume_adapters.core.state.weights import lost_in, updated
 from resume_adapters.errors import CheckpointDamaged, NotSerialisable, UnsupportedSetting
@@ -208,8 +208,7 @@ class LightningFramework(Framework):
         self._rehearse_module(made["module"], content)
         for kind, key in (("optimizer", "optimizer_states"), ("scheduler", "lr_schedulers")):
             for each, saved in zip(made[kind], content[key], strict=True):
-                each.load_state_dict(saved)
-                verify_equal(kind, saved, each.state_dict())
+                load_verified(kind, each, saved)
 
     def _rehearse_module(self, module: Any, content: dict[str, Any]) -> None:
         live = updated(self._trainer.lightning_module)

@@ -75,7 +75,8 @@ class FitSession:
         self._saves_to_memory = False
         self._newest = Path()
         self._framework = LightningFramework(trainer, directory)
-        inside = named is None or files.is_same(Path(named).parent, directory) or files.is_hpc(Path(named))
+        by_handler = Path(named or "").name.startswith("hpc_ckpt_")  # Lightning's own, of Slurm's signals
+        inside = named is None or by_handler or files.is_same(Path(named).parent, directory)
         unless_unwanted = KeepUnless(self._unwanted, files.OWN_NAME.partition("{")[0])
         self.run = new_run(directory, self._framework, options, resume=None if inside else named, keep=unless_unwanted)
         rescale = Rescale(options.on_batch_change, self._framework.about.accumulation, no_horizon=no_horizon(trainer))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from resume_adapters.core.state.stateful import ModuleBuffers, Stateful
 from resume_adapters.core.state.weights import verify_weights
 from resume_adapters.integrations import model_parallel
 from resume_adapters.lightning.compat import pl
+from resume_adapters.lightning.files import OF_OPTIMIZERS
 from resume_adapters.lightning.loops import Loops
 
 if TYPE_CHECKING:
@@ -110,13 +112,23 @@ def invariants(trainer: Any, ranks: int) -> dict[str, int]:
     return {} if isinstance(trainer.strategy, pl.strategies.SingleDeviceStrategy | pl.strategies.DDPStrategy) else fixed
 
 
+def load_copies(native: Callable[[dict[str, Any]], None], checkpoint: dict[str, Any]) -> None:
+    """Have optimizers and schedules load copies: what trains neither lies in the file nor is what proves the load.
+
+    Args:
+        native: the strategy's own load of optimizers; the trainer loads schedules from the same dict after it.
+    """
+    checkpoint.update(copy.deepcopy({name: checkpoint[name] for name in OF_OPTIMIZERS}))
+    native(checkpoint)
+
+
 def load_again(trainer: Any, saved: Mapping[str, Any]) -> None:
     """Load the weights, optimizers and schedules once more, of what the trainer has read."""
     if not is_sharded(trainer):
         trainer.strategy.load_model_state_dict(dict(saved), strict=trainer.lightning_module.strict_loading)
-        trainer.strategy.load_optimizer_state_dict(saved)
+        trainer.strategy.load_optimizer_state_dict(dict(saved))
     for config, state in zip(trainer.lr_scheduler_configs, saved["lr_schedulers"], strict=True):
-        config.scheduler.load_state_dict(state)
+        config.scheduler.load_state_dict(copy.deepcopy(state))
 
 
 def verify(trainer: Any, saved: Mapping[str, Any], checkpoint: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,9 @@ import pytest
 import torch
 from torch.testing._internal.two_tensor import TwoTensor
 
-from resume_adapters.core.state.comparison import first_difference, same_bits
+from resume_adapters.core.checkpoint.native_files import read_native
+from resume_adapters.core.state.comparison import first_difference, load_verified, same_bits
+from resume_adapters.errors import NotRestored
 
 
 @pytest.mark.parametrize(
@@ -108,3 +111,30 @@ def test_a_tensor_that_wraps_others_is_what_they_are() -> None:
     assert first_difference({"m": TwoTensor(one, one)}, {"m": TwoTensor(one, one.clone())}) is None
     found = first_difference({"m": TwoTensor(one, one)}, {"m": TwoTensor(one, other)})
     assert found is not None and found.startswith("m.b: ")
+
+
+class Halving(torch.optim.SGD):
+    """Changes in place what it has loaded."""
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        super().load_state_dict(state_dict)
+        for state in self.state.values():
+            state["momentum_buffer"].mul_(0.5)
+
+
+def test_what_trains_neither_lies_in_the_file_nor_proves_itself(tmp_path: Path) -> None:
+    def trained(kind: type[torch.optim.SGD]) -> torch.optim.SGD:
+        weight = torch.ones(3, requires_grad=True)
+        optimizer = kind([weight], lr=0.1, momentum=0.9)
+        weight.sum().backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        return optimizer
+
+    torch.save(trained(torch.optim.SGD).state_dict(), tmp_path / "optimizer.pt")
+    saved, live = read_native(tmp_path / "optimizer.pt"), trained(torch.optim.SGD)
+    load_verified("optimizer", live, saved)
+    for moments in (next(iter(live.state.values()))["momentum_buffer"], saved["state"][0]["momentum_buffer"]):
+        assert moments.tolist() == [1.0, 1.0, 1.0]
+        moments.zero_()
+    with pytest.raises(NotRestored, match="optimizer was loaded, but its state is not the saved one"):
+        load_verified("optimizer", trained(Halving), read_native(tmp_path / "optimizer.pt"))

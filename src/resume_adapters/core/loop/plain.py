@@ -32,7 +32,7 @@ from resume_adapters.core.session.framework import ForkState, FrameworkFacts, Tr
 from resume_adapters.core.session.session import Session
 from resume_adapters.core.session.settings import LaunchSettings, read_settings
 from resume_adapters.core.state import keys
-from resume_adapters.core.state.comparison import verify_equal
+from resume_adapters.core.state.comparison import load_verified
 from resume_adapters.core.state.stateful import ModuleBuffers, Stateful
 
 
@@ -224,9 +224,7 @@ class PlainFramework(LoopFramework):
     def _load_each(self, context: RestoreContext, things: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
         """Load optimizers and schedules, and verify them."""
         for name, loaded in things.items():
-            loaded.load_state_dict(saved[name])
-            if context.verify:
-                verify_equal(name, saved[name], loaded.state_dict())
+            load_verified(name, loaded, saved[name], context.verify)
         for schedule in self._objects.schedules.values():
             context.rescale.schedules.remember(schedule)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from resume_adapters.core.patching import replaced
 from resume_adapters.core.ranks import Ranks
-from resume_adapters.core.state.comparison import verify_equal
+from resume_adapters.core.state.comparison import load_verified
 
 
 class UpdateWatch:
@@ -95,8 +95,7 @@ class UpdateWatch:
         states = ranks.broadcast(mine, source)
         for each, state in zip(found, states, strict=True):
             if ranks.rank != source:
-                each.load_state_dict(state)
-                verify_equal(type(each).__name__, state, each.state_dict())
+                load_verified(type(each).__name__, each, state)
 
     def _before_step(self, optimizer: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Lightning runs forward and backward in the closure of a step: the update begins when that returns."""

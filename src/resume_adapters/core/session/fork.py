@@ -6,7 +6,6 @@ other run is read.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from resume_adapters.core.session.framework import Framework
 from resume_adapters.core.session.records import LaunchState
 from resume_adapters.core.session.settings import LaunchSettings, SettingsComparison
 from resume_adapters.core.state import keys
-from resume_adapters.core.state.comparison import verify_equal
+from resume_adapters.core.state.comparison import load_verified
 from resume_adapters.core.state.weights import load_weights, verify_weights
 from resume_adapters.core.storage.base import Storage
 from resume_adapters.errors import StateMismatch, UnsupportedSetting
@@ -109,11 +108,8 @@ def _load(reader: CheckpointReader, framework: Framework, given: Fork, *, verify
         if verify:
             verify_weights(model, content, path)
     for optimizer, saved in optimizers:
-        # Copied: the other run may remove the file. The groups have this launch's learning rate and schedule.
-        wanted = {**copy.deepcopy(dict(saved)), "param_groups": optimizer.state_dict()["param_groups"]}
-        optimizer.load_state_dict(wanted)
-        if verify:
-            verify_equal("optimizer", wanted, optimizer.state_dict())
+        # The groups have this launch's learning rate and schedule.
+        load_verified("optimizer", optimizer, {**saved, "param_groups": optimizer.state_dict()["param_groups"]}, verify)
     return [name for _, unsaved in fitted for name in unsaved]
 
 

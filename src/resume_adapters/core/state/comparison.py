@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import os
 from collections import deque
@@ -132,6 +133,19 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 def _describe(tensor: Any) -> str:
     return f"{tensor.dtype} {tuple(tensor.shape)}"
+
+
+def load_verified(name: str, thing: Any, saved: Any, verify: bool = True) -> None:
+    """Load a saved tree into what has ``load_state_dict()`` and, with ``verify``, compare its state with the tree.
+
+    It is given a copy: what trains neither lies in a mapped file nor is what proves the load.
+
+    Raises:
+        NotRestored: the state after loading differs from what was saved.
+    """
+    thing.load_state_dict(copy.deepcopy(saved))
+    if verify:
+        verify_equal(name, saved, thing.state_dict())
 
 
 def verify_equal(name: str, saved: Any, live: Any) -> None:
