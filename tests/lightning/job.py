@@ -525,10 +525,27 @@ class LoadingByHand(pl.Callback):
 
 
 class Beginning(pl.Callback):
-    """Changes what is trained where the training begins."""
+    """Changes what is trained, counts, and begins an average, where the training begins."""
+
+    def __init__(self) -> None:
+        self.begun, self.average = 0, torch.zeros(())
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        begin(trainer.optimizers[0])
+        self.begun += 1
+        self.average = next(pl_module.parameters()).detach().mean()
+        for _ in range(self.begun):
+            begin(trainer.optimizers[0])
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *given: Any) -> None:
+        self.average.mul_(0.9).add_(next(pl_module.parameters()).detach().mean(), alpha=0.1)
+        with torch.no_grad():
+            next(pl_module.parameters()).add_(self.average, alpha=1e-3 * self.begun)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"begun": self.begun, "average": self.average}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.begun, self.average = state_dict["begun"], state_dict["average"]
 
 
 class Dumping(pl.Callback):

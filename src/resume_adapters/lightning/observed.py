@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import functools
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,7 +16,6 @@ from resume_adapters.core.session.numbered import Training
 from resume_adapters.core.session.settings import LaunchSettings, of_random_state, read_settings, texts
 from resume_adapters.core.state import encoding
 from resume_adapters.core.state.comparison import first_difference
-from resume_adapters.errors import NotSerialisable
 from resume_adapters.lightning.compat import pl
 from resume_adapters.lightning.logged_values import torchmetrics
 
@@ -125,30 +125,29 @@ def _is_saved(callback: Any) -> bool:
 
 
 def not_taken_back(trainer: Any, saved: Mapping[str, Any]) -> Iterator[str]:
-    """Yield in words which callbacks say after loading that their state is another one than they were given.
+    """Yield in words which callbacks have another state than they were given to load, even after they load it again.
 
-    One may keep what it was given for a moment that never comes, as one that asks before the load whether anything is
-    resumed. What is not data, and so cannot be compared, is left out.
+    A hook of the start may have set it again. And one may keep what it was given for a moment that never comes, as one
+    that asks before the load whether anything is resumed. What is not data, and so cannot be compared, is left out.
 
     Args:
-        trainer: the trainer, which has loaded.
+        trainer: the trainer, which has loaded, and has called the hooks of the start.
         saved: the states of the callbacks, by their keys.
     """
     for callback in trainer.callbacks:
         state = saved.get(callback.state_key)
         if not state or type(callback).state_dict.__module__.startswith(FOREIGN):
             continue
-        live = callback.state_dict()
-        if _is_data(state) and _is_data(live) and (difference := first_difference(state, live)) is not None:
-            yield f"{type(callback).__name__} ({difference})"
+        if _differs(callback, state):
+            callback.load_state_dict(copy.deepcopy(state))
+            if (difference := _differs(callback, state)) is not None:
+                yield f"{type(callback).__name__} ({difference})"
 
 
-def _is_data(state: Any) -> bool:
-    try:
-        encoding.digest_of(state)
-    except NotSerialisable:
-        return False
-    return True
+def _differs(callback: Any, state: Any) -> str | None:
+    live = callback.state_dict()
+    is_data = None not in map(encoding.digest_of, (state, live))
+    return first_difference(state, live) if is_data else None
 
 
 _LENGTHS = ("max_epochs", "min_epochs", "max_steps", "min_steps")
