@@ -366,6 +366,22 @@ def test_where_types_count_they_come_back() -> None:
     assert found["window"].maxlen == 4 and found["lists"].default_factory is list
 
 
+def test_what_hangs_on_the_state_of_a_module_comes_back() -> None:
+    """A module reads the versions there; tensordict has its batch size and its device there."""
+    state = torch.nn.BatchNorm1d(2).state_dict()
+    state._metadata["tensordict"] = {"batch_size": (2,), "device": torch.device("cpu")}  # type: ignore[attr-defined]
+    found = through_disk(encoding.with_types({"model": state}, "part"))["model"]
+    assert type(found) is collections.OrderedDict and first_difference(found, state) is None
+    assert found._metadata == state._metadata  # type: ignore[attr-defined]
+    assert type(found._metadata) is collections.OrderedDict
+    state.note = object()  # type: ignore[attr-defined]
+    with pytest.raises(NotSerialisable):
+        encoding.encode(encoding.with_types(state, "part"))
+    for of in ([1], [[1, 2], {}], [{"$": "dtype", "of": "float16"}, {"a": 1}], [{}, [1]]):
+        with pytest.raises(ValueError):
+            encoding.decode(msgspec.json.encode({"$": "attributes", "of": of}), {})
+
+
 @pytest.mark.parametrize("items", [[1, 2.5, True, b"x"], [1, "text"], [[1], [2]]])
 def test_a_list_that_goes_on_growing_stays_what_it_was(items: list[Any]) -> None:
     found = encoding.exact(items)

@@ -94,7 +94,9 @@ def with_types(value: Any, where: str) -> Any:
     """
     kind = type(value)
     if kind in _TYPED and not (kind is defaultdict and _factory_name(value) == ""):
-        return _typed(value, lambda item: with_types(item, where))
+        typed = _typed(value, lambda item: with_types(item, where))
+        held = with_types(vars(value), where) if kind is OrderedDict else {}  # the _metadata of a module's state
+        return _Marked("attributes", [typed, held]) if held else typed
     base = next((each for each in (dict, list, tuple) if isinstance(value, each)), None)
     if base is None or kind is _Marked:
         return value
@@ -267,6 +269,8 @@ def _encode(value: Any, where: str, tensors: dict[str, torch.Tensor]) -> Any:
         return {"$": kind, "of": [_encode(item, where, tensors) for item in sorted(value, key=repr)]}
     if isinstance(value, torch.dtype):
         return {"$": "dtype", "of": str(value).removeprefix("torch.")}
+    if isinstance(value, torch.device):
+        return {"$": "torch.device", "of": str(value)}
     raise NotSerialisable(
         f"{where.lstrip('.') or 'the state'} is a {type(value).__module__}.{type(value).__qualname__}, which a "
         "checkpoint cannot carry without running code when it is loaded: return numbers, strings, tensors, arrays, "
@@ -412,6 +416,12 @@ def _decode_dtype(of: Any, tensors: dict[str, torch.Tensor]) -> Any:
     return dtype
 
 
+def _decode_torch_device(of: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    import torch
+
+    return torch.device(of)
+
+
 def _decode_complex(of: Any, tensors: dict[str, torch.Tensor]) -> Any:
     import torch
 
@@ -435,6 +445,13 @@ def _decode_defaultdict(of: Any, tensors: dict[str, torch.Tensor]) -> Any:
     return defaultdict(make, _decode_pairs(pairs, tensors))
 
 
+def _decode_attributes(of: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    value, held = of
+    found = OrderedDict(_decode(value, tensors))
+    vars(found).update(_decode(held, tensors))
+    return found
+
+
 def _decode_on_device(of: Any, tensors: dict[str, torch.Tensor]) -> Any:
     """Return a tensor on the kind of device where it was; on the CPU, where there is none here."""
     device, tensor = of[0], _decode(of[1], tensors)
@@ -446,7 +463,9 @@ _DECODERS: dict[str, Any] = {
     "OrderedDict": lambda of, tensors: OrderedDict(_decode_pairs(of, tensors)),
     "defaultdict": _decode_defaultdict,
     "deque": lambda of, tensors: deque(_decode(of[1], tensors), maxlen=of[0]),
+    "attributes": _decode_attributes,
     "device": _decode_on_device,
+    "torch.device": _decode_torch_device,
     "array": lambda of, tensors: _decode(of, tensors).numpy(),
     "scalar": lambda of, tensors: _decode(of, tensors).numpy()[()],
     "bytes": lambda of, tensors: _decode(of, tensors).numpy().tobytes(),
