@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import runpy
 import weakref
 from pathlib import Path
@@ -296,11 +297,15 @@ def test_the_memory_of_a_run_goes_on(tmp_path: Path) -> None:
     def train(launch: Launch) -> dict[str, Any]:
         launch.loop.memory.setdefault("seen", 0)
         launch.loop.memory.setdefault("rows", [])
+        if "last" not in launch.loop.memory:
+            launch.loop.memory.update(last=collections.deque(maxlen=2), counts=collections.Counter())
         data = launch.loader()
         with launch.loop:
             for _ in launch.loop.epochs(3):
                 for batch in launch.loop.batches(data):
                     launch.loop.memory["seen"] += 1
+                    launch.loop.memory["last"].append(batch.sum())
+                    launch.loop.memory["counts"].update([launch.loop.memory["seen"] % 4])
                     launch.loop.memory["rows"] = [*launch.loop.memory["rows"][-1:], batch.sum()]
                     launch._step(batch)
         return launch.loop.memory

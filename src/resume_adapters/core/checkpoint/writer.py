@@ -114,7 +114,7 @@ def write_checkpoint(
         with nullcontext() if copying is None else copying(pending.place) as copied:
             content.save(pending.place)
         captured = content.capture()
-        document, tensors = encoding.encode(captured.rank_state)
+        document, tensors = encoding.encode(encoding.with_types(captured.rank_state, "what a rank saves"))
         write_part(pending.write_file, pending.directory, rank_file("", rank), document, tensors)
         for name, part in captured.parts.items():
             parts[name] = encoding.encode(encoding.with_types(part.state_dict(), name))

@@ -5,6 +5,9 @@ A rate that is lowered, a weight that is clipped, a sum that is set to zero: wha
 
 from __future__ import annotations
 
+import copy
+import itertools
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -95,17 +98,18 @@ def _local(value: Any) -> Any:
 
 
 def refill(live: Any, saved: Any) -> Any:
-    """Fill dicts, lists and tensors with saved values where they are: the script may hold them. Return what serves."""
-    if isinstance(saved, dict):
-        live = live if isinstance(live, dict) else {}
-        values = {name: refill(live.get(name), each) for name, each in saved.items()}
-        live.clear()
-        live.update(values)
-        return live
-    if isinstance(saved, list):
-        live = live if isinstance(live, list) else []
-        live[:] = [refill(live[at] if at < len(live) else None, each) for at, each in enumerate(saved)]
-        return live
+    """Fill containers and tensors with saved values where they are: the script may hold them. Return what serves."""
+    kind: Any = next((each for each in (dict, list, deque, set) if isinstance(saved, each)), None)
+    if kind is not None:
+        found, former = (live, copy.copy(live)) if isinstance(live, kind) else (copy.copy(saved), kind())
+        found.clear()
+        if kind is dict:
+            found.update({name: refill(former.get(name), each) for name, each in saved.items()})
+        elif kind is set:
+            found.update(saved)
+        else:
+            found.extend(refill(*each) for each in itertools.zip_longest(itertools.islice(former, len(saved)), saved))
+        return found
     if not hasattr(saved, "data_ptr"):
         return saved
     if type(live) is type(saved) and (live.shape, live.dtype) == (saved.shape, saved.dtype):
