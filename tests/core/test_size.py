@@ -24,7 +24,7 @@ BUDGETS = {
     "core/run_directory": 1_060,
     "core/saving": 700,
     "core/session": 2_530,
-    "core/state": 1_850,
+    "core/state": 1_860,
     "core/stop": 370,
     "core/storage": 470,
     "core/tiers": 1_450,

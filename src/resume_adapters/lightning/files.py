@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import os
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
@@ -18,6 +17,7 @@ from resume_adapters.core.checkpoint.validity import ForeignStep
 from resume_adapters.core.log import logger
 from resume_adapters.core.patching import replaced
 from resume_adapters.core.state import safe_load, stand_ins
+from resume_adapters.core.state.comparison import copied
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import CheckpointDamaged, SaveFailed, UnsupportedSetting
 from resume_adapters.integrations.lightning_files import write
@@ -250,7 +250,7 @@ class ResumeCheckpointIO(io.TorchCheckpointIO):  # type: ignore[misc]  # known a
                 # Read once. What trains must not lie in the file: it gets copies of the mapped tensors.
                 found = read(Path(path), self._is_read)
                 uncopied = {name: found.pop(name) for name in self._uncopied if name in found}
-                return {**copy.deepcopy(found), **uncopied}
+                return {**copied(found), **uncopied}
             with standing_in([Path(path)], self._is_read):
                 return dict(super().load_checkpoint(path, *args, **kwargs))
 

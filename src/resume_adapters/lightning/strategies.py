@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ import torch
 
 from resume_adapters.core.requirements import refuse
 from resume_adapters.core.state import sharded_digest
-from resume_adapters.core.state.comparison import verify_equal
+from resume_adapters.core.state.comparison import copied, verify_equal
 from resume_adapters.core.state.stateful import ModuleBuffers, Stateful
 from resume_adapters.core.state.weights import verify_weights
 from resume_adapters.integrations import model_parallel
@@ -118,7 +117,7 @@ def load_copies(native: Callable[[dict[str, Any]], None], checkpoint: dict[str, 
     Args:
         native: the strategy's own load of optimizers; the trainer loads schedules from the same dict after it.
     """
-    checkpoint.update(copy.deepcopy({name: checkpoint[name] for name in OF_OPTIMIZERS}))
+    checkpoint.update(copied({name: checkpoint[name] for name in OF_OPTIMIZERS if name in checkpoint}))
     native(checkpoint)
 
 
@@ -128,7 +127,7 @@ def load_again(trainer: Any, saved: Mapping[str, Any]) -> None:
         trainer.strategy.load_model_state_dict(dict(saved), strict=trainer.lightning_module.strict_loading)
         trainer.strategy.load_optimizer_state_dict(dict(saved))
     for config, state in zip(trainer.lr_scheduler_configs, saved["lr_schedulers"], strict=True):
-        config.scheduler.load_state_dict(copy.deepcopy(state))
+        config.scheduler.load_state_dict(copied(state))
 
 
 def verify(trainer: Any, saved: Mapping[str, Any], checkpoint: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import copy
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from torch.testing._internal.two_tensor import TwoTensor
 
 from resume_adapters.core.checkpoint.native_files import read_native
-from resume_adapters.core.state.comparison import first_difference, load_verified, same_bits
+from resume_adapters.core.state.comparison import copied, first_difference, load_verified, same_bits
 from resume_adapters.errors import NotRestored
 
 
@@ -120,6 +121,30 @@ class Halving(torch.optim.SGD):
         super().load_state_dict(state_dict)
         for state in self.state.values():
             state["momentum_buffer"].mul_(0.5)
+
+
+class Uncopied(TwoTensor):
+    """As quantized moments: torch cannot clone it."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.clone.default:
+            raise NotImplementedError
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    @staticmethod
+    def __tensor_unflatten__(inner: Any, context: Any, size: Any, stride: Any) -> Any:
+        return Uncopied(inner["a"], inner["b"])
+
+
+def test_a_tensor_that_torch_cannot_copy_is_copied() -> None:
+    state = {"state": {0: [Uncopied(torch.ones(2), torch.zeros(2))]}, "lr": 0.1}
+    with pytest.raises(NotImplementedError):
+        copy.deepcopy(state)
+    found = copied(state)
+    assert first_difference(state, found) is None
+    found["state"][0][0].a.zero_()
+    assert first_difference(state, found) is not None
 
 
 def test_what_trains_neither_lies_in_the_file_nor_proves_itself(tmp_path: Path) -> None:

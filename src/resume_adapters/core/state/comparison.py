@@ -143,9 +143,28 @@ def load_verified(name: str, thing: Any, saved: Any, verify: bool = True) -> Non
     Raises:
         NotRestored: the state after loading differs from what was saved.
     """
-    thing.load_state_dict(copy.deepcopy(saved))
+    thing.load_state_dict(copied(saved))
     if verify:
         verify_equal(name, saved, thing.state_dict())
+
+
+def copied(state: Any) -> Any:
+    """Return a deep copy of a state. Of tensors that wrap others, such as quantized moments, torch may make none."""
+    return copy.deepcopy(state, {id(each): _rewrapped(each) for each in _wrappers(state)})
+
+
+def _wrappers(state: Any) -> Iterator[Any]:
+    if hasattr(state, "__tensor_flatten__"):
+        yield state
+    elif isinstance(state, Mapping | list | tuple):
+        for each in state.values() if isinstance(state, Mapping) else state:
+            yield from _wrappers(each)
+
+
+def _rewrapped(tensor: Any) -> Any:
+    names, context = tensor.__tensor_flatten__()
+    held = {name: copied(getattr(tensor, name)) for name in names}
+    return type(tensor).__tensor_unflatten__(held, context, tensor.shape, tensor.stride())
 
 
 def verify_equal(name: str, saved: Any, live: Any) -> None:
