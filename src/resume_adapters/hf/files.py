@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -20,7 +19,7 @@ from resume_adapters.core.checkpoint.native_files import read_native, require_in
 from resume_adapters.core.checkpoint.validity import ForeignDetector, ForeignStep
 from resume_adapters.core.patching import wrapped
 from resume_adapters.core.state import safe_load
-from resume_adapters.core.state.comparison import verify_equal
+from resume_adapters.core.state.comparison import copied, verify_equal
 from resume_adapters.core.state.stateful import Stateful, StatefulGroup, is_stateful
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import CheckpointDamaged, UnsupportedSetting
@@ -215,7 +214,7 @@ def loading(saved: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]
     def load(native: Callable[..., Any], file: Any, *args: Any, **options: Any) -> Any:
         if str(file) in saved and str(options.get("map_location")) == "cpu":
             with contextlib.suppress(NotImplementedError):  # tensors of a class that cannot be copied are read again
-                return copy.deepcopy(saved[str(file)])  # what was read stays as it is in the file, and proves the copy
+                return copied(saved[str(file)])  # what was read stays as it is in the file, and proves the copy
         return native(file, *args, **options)
 
     return wrapped(torch, "load", load)

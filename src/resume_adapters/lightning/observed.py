@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import copy
 import functools
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,7 +14,7 @@ from resume_adapters.core.observed.walk import Subjects
 from resume_adapters.core.session.numbered import Training
 from resume_adapters.core.session.settings import LaunchSettings, of_random_state, read_settings, texts
 from resume_adapters.core.state import encoding
-from resume_adapters.core.state.comparison import first_difference
+from resume_adapters.core.state.comparison import copied, first_difference
 from resume_adapters.lightning.compat import pl
 from resume_adapters.lightning.logged_values import torchmetrics
 
@@ -139,7 +138,7 @@ def not_taken_back(trainer: Any, saved: Mapping[str, Any]) -> Iterator[str]:
         if not state or type(callback).state_dict.__module__.startswith(FOREIGN):
             continue
         if _differs(callback, state):
-            callback.load_state_dict(copy.deepcopy(state))
+            callback.load_state_dict(copied(state))
             if (difference := _differs(callback, state)) is not None:
                 yield f"{type(callback).__name__} ({difference})"
 

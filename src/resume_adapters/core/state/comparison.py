@@ -1,4 +1,4 @@
-"""Compare state dicts and tensors, bit for bit."""
+"""Compare state dicts and tensors, bit for bit, and load copies of what a comparison then proves."""
 
 from __future__ import annotations
 
