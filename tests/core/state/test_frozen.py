@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
@@ -46,6 +47,18 @@ class Place(Record):
     loss: torch.Tensor
     words: dict[str, int]
     index: Annotated[int, FRESH]
+
+
+def test_containers_stay_what_they_are() -> None:
+    tensor, counted = torch.zeros(3), Counter(a=1)
+    live = {"c": counted, "o": OrderedDict(t=tensor), "d": defaultdict(list, {1: [2]}), "q": deque([1], 2)}
+    frozen = FrozenState(live)
+    counted.update(["a"])
+    tensor.add_(1)
+    found = frozen.tree
+    assert [*map(type, found.values())] == [Counter, OrderedDict, defaultdict, deque]
+    assert found["c"] == Counter(a=1) and found["o"]["t"].tolist() == [0.0] * 3
+    assert found["d"][3] == [] and found["q"].maxlen == 2
 
 
 def test_records_are_copied_and_become_trees_when_they_are_asked_for() -> None:

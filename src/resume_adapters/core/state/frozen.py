@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Mapping, MutableMapping
 from typing import Any, NamedTuple
 
@@ -43,6 +44,10 @@ class FrozenState:
             return value
         if isinstance(value, Record):
             return value.map_values(self._copied)
+        if kind in (Counter, OrderedDict, defaultdict):
+            found = copy.copy(value)  # with its type, and what a defaultdict makes
+            dict.update(found, self._copied(dict(value)))
+            return found
         if kind is dict or isinstance(value, Mapping):
             copied = self._copied
             return {key: each if type(each) in _PLAIN else copied(each) for key, each in value.items()}
