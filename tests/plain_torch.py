@@ -153,7 +153,8 @@ class PlainTorch(LoopFramework):
         context.rescale.schedules.remember(self.schedule)
         self.optimizer.load_state_dict(saved["optimizer"])
         self.schedule.load_state_dict(saved["schedule"])
-        context.verify_shards(self.sharded_state)
+        if self.sharded_state():
+            context.add_proof(lambda: context.verify_shards(self.sharded_state), is_shared=True)
 
     def owner_of(self, file: Path) -> int:
         return 0
@@ -317,6 +318,7 @@ class Launch:
             "in phases": self._in_phases,
             "annealed": self._annealed,
             "by hand": self._by_hand,
+            "initialized": self._initialized,
         }
         script = scripts.get(self.options.get("script", ""))
         data = self.loader()
@@ -401,6 +403,17 @@ class Launch:
             batches = iter(self.loop.batches(data))
             for _ in range(self.loop.global_step % len(data), len(data)):
                 self._step(next(batches))
+
+    def _initialized(self, data: Any) -> None:
+        """Initialize what is trained once the run is resumed, as a script does that thinks it begins."""
+        self.loop.resume()
+        for each in self.framework.model.parameters():
+            torch.nn.init.constant_(each, 0.25)
+        self.loop.memory["seen"] = 0
+        for _ in self._epochs():
+            for batch in self.loop.batches(data):
+                self.loop.memory["seen"] += len(batch)
+                self._step(batch + self.loop.memory["seen"])
 
     def _followed(self, data: Any) -> None:
         """Iterate over the loader itself, as a loop does that cannot be wrapped."""

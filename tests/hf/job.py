@@ -223,8 +223,9 @@ def model() -> torch.nn.Module:
         from peft import LoraConfig, get_peft_model
 
         made = get_peft_model(made, LoraConfig(r=4, lora_dropout=0.1, target_modules=["c_attn"], fan_in_fan_out=True))
-    if CONFIG["beside_lora"]:
-        last = made.base_model.model.transformer.ln_f.requires_grad_(True)
+    if CONFIG["beside_lora"] or CONFIG["running_mean"]:
+        gpt = made.base_model.model if CONFIG["lora"] else made
+        last = gpt.transformer.ln_f.requires_grad_(True)
         last.register_buffer("mean", torch.zeros(()))
         last.register_forward_hook(_normalize)
     if CONFIG["user_compile"]:
@@ -408,7 +409,8 @@ DEFAULTS: dict[str, Any] = {
     "set_epoch": False,
     "counts_passes": False,
     "lora": False,  # "pruned": AdaLoRA
-    "beside_lora": False,  # further weights and a buffer change, which peft does not save
+    "beside_lora": False,
+    "running_mean": False,  # further weights and a buffer change, which peft does not save
     "experts": False,
     "fsdp": None,
     "fsdp_version": 2,

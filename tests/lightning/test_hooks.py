@@ -96,7 +96,7 @@ def test_what_a_hook_of_the_start_initializes_is_loaded_again(tmp_path: Path, ca
     with pytest.raises(Interrupted):
         train(tmp_path / "run", 7)
     assert train(tmp_path / "run", None) == whole
-    assert caplog.text.count("has changed what was loaded, and it has been loaded again: model") == 1, caplog.text
+    assert caplog.text.count("This start had changed what was loaded") == 1, caplog.text
 
 
 class Pairs(Line):

@@ -232,7 +232,7 @@ class AccelerateFramework(LoopFramework):
     # ---- Loading
 
     def load(self, context: RestoreContext) -> None:
-        """Load models, optimizers and schedulers, and verify them."""
+        """Load models, optimizers and schedulers."""
         self._source = context.source
         if context.launch is not None:
             self._saved_accumulation = context.launch.topology["gradient_accumulation_steps"]

@@ -22,7 +22,6 @@ from resume_adapters.core.ranks import current_world_size
 from resume_adapters.core.requirements import is_older, refuse
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.rehearsal import NotRehearsed, copies, overwrite
-from resume_adapters.core.state.comparison import load_verified
 from resume_adapters.core.state.records import Record
 from resume_adapters.core.state.stateful import ModuleBuffers, Stateful
 from resume_adapters.core.state.weights import updated
@@ -87,11 +86,11 @@ class ReplicatedStrategy(Strategy):
         return self.accelerator.num_processes > 1 and trained and not self.modules()
 
     def load(self, context: RestoreContext) -> None:
-        """Load models, optimizers and schedulers, calling the hooks that ``load_state`` calls, and verify them."""
+        """Load models, optimizers and schedulers, calling the hooks that ``load_state`` calls."""
         self._load_models(context, self.call_load_hooks(self.models, context.path))
         self._load_each(context, "optimizer", self.optimizers)
-        self.load_schedulers(context)
         self._replicas.expect(context)
+        self.load_schedulers(context)
 
     def rehearse(self, context: RestoreContext) -> None:
         """Load models, optimizers and schedulers into copies, and verify them."""
@@ -107,6 +106,7 @@ class ReplicatedStrategy(Strategy):
         self._load_models(context, made["models"])
         self._load_each(context, "optimizer", made["optimizers"])
         self._load_each(context, "scheduler", made["schedulers"])
+        context.prove()
 
     def _load_models(self, context: RestoreContext, models: Iterable[Any]) -> None:
         for index, model in enumerate(models):
@@ -115,7 +115,7 @@ class ReplicatedStrategy(Strategy):
     def _load_each(self, context: RestoreContext, kind: str, things: Iterable[Any]) -> None:
         for index, each in enumerate(things):
             saved = files.pickled(context.files, kind, index)
-            load_verified(component_name(kind, index), each, saved, context.verify)
+            context.load_state(component_name(kind, index), each, saved)
 
     def close(self) -> None:
         """Remove what was hooked into optimizers and ``LocalSGD``."""
@@ -192,7 +192,7 @@ class ShardedStrategy(Strategy):
         }
 
     def load(self, context: RestoreContext) -> None:
-        """Load models and optimizers by Accelerate, verify them, and load the schedulers."""
+        """Load models and optimizers by Accelerate, and then the schedulers."""
         path, plugin = str(context.path), self.accelerator.state.fsdp_plugin
         with reading_shards(plugin, context.files):
             for index, model in enumerate(self.models):
@@ -204,7 +204,7 @@ class ShardedStrategy(Strategy):
                     load_fsdp_optimizer(plugin, self.accelerator, optimizer, model, path, index)
         self._steps = 0  # torch makes the state that it fills by a step that changes nothing
         self.call_load_hooks([], context.path)
-        context.verify_shards(self.sharded_state)
+        context.add_proof(lambda: context.verify_shards(self.sharded_state), is_shared=True)
         self.load_schedulers(context)
 
 
@@ -273,6 +273,7 @@ class EngineStrategy(Strategy):
         self._engine.load(context, context.path, "pytorch_model")
         self.call_load_hooks([], context.path)
         self.load_schedulers(context)
+        context.add_proof(self._engine.stays_as_loaded(), is_shared=True)
 
     def close(self) -> None:
         """Undo what was wrapped in the engine."""

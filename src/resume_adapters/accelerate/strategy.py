@@ -14,7 +14,6 @@ from resume_adapters.core.observed.steps import watch_steps_of
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.rehearsal import NotRehearsed
 from resume_adapters.core.state import keys
-from resume_adapters.core.state.comparison import load_verified
 from resume_adapters.core.state.records import Record
 from resume_adapters.core.state.stateful import Stateful
 
@@ -102,7 +101,7 @@ class Strategy:
         return contextlib.nullcontext()
 
     def load(self, context: RestoreContext) -> None:
-        """Load models, optimizers and schedulers, and verify them."""
+        """Load models, optimizers and schedulers, and say how they are proven."""
         raise NotImplementedError
 
     def rehearse(self, context: RestoreContext) -> None:
@@ -121,7 +120,7 @@ class Strategy:
         return left
 
     def load_schedulers(self, context: RestoreContext) -> None:
-        """Load the schedulers, and verify them; on a different number of processes, step them again."""
+        """Load the schedulers; on a different number of processes, step them again."""
         before, here = context.saved_by, self.accelerator.num_processes
         states = [files.pickled(context.files, "scheduler", index) for index in range(len(self.schedulers))]
         for index, (scheduler, saved) in enumerate(
@@ -131,7 +130,7 @@ class Strategy:
             if before != here and not context.rescale.keeps_samples:
                 replay(scheduler, saved, before, here)
             else:
-                load_verified(component_name("scheduler", index), scheduler, saved, context.verify)
+                context.load_state(component_name("scheduler", index), scheduler, saved)
 
     def close(self) -> None:
         """Undo what was hooked or wrapped."""

@@ -89,7 +89,7 @@ class ShardedFramework(FabricFramework):
     # ---- Loading
 
     def load(self, context: RestoreContext) -> None:
-        """Load the model and the optimizers, from shards or from one file, verify them, and load the schedules.
+        """Load the model and the optimizers, from shards or from one file, and the schedules.
 
         Raises:
             StateMismatch: they were saved under other names.
@@ -104,7 +104,7 @@ class ShardedFramework(FabricFramework):
                 has_state = bool(saved[each]["state"])  # torch cannot load the whole state of one that has none
                 options = StateDictOptions(full_state_dict=is_whole and has_state)
                 set_optimizer_state_dict(model, optimizer, saved[each], options=options)
-        context.verify_shards(self.sharded_state)
+        context.add_proof(lambda: context.verify_shards(self.sharded_state), is_shared=True)
         self._load_each(context, objects.schedules, saved)
 
     def fork_state(self, reader: CheckpointReader) -> ForkState:

@@ -9,6 +9,7 @@ model       framework  ``Trainer._save_checkpoint``; loaded by this adapter, so 
 optimizer   framework  ``optimizer.pt``
 scheduler   framework  ``scheduler.pt``
 scaler      framework  ``scaler.pt``
+buffers     core       those of each process, under FSDP2 and with ``ddp_broadcast_buffers=False``
 counters    both       ``trainer_state.json``; the partial running loss and the elapsed time are added
 rng         core       after the save, on every rank (``rng_state.pth`` stays for the bare Trainer)
 data        core       the loader of ``get_train_dataloader``, watched in place

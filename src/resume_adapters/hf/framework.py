@@ -23,6 +23,7 @@ from resume_adapters.core.checkpoint.validity import ForeignDetector
 from resume_adapters.core.choices import Stage
 from resume_adapters.core.observed.walk import Subjects
 from resume_adapters.core.patching import replaced, unchanged_copy, wrapped
+from resume_adapters.core.ranks import current_world_size
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.saving.staging import StagingOptions, own_methods
 from resume_adapters.core.session.context import RestoreContext
@@ -265,11 +266,11 @@ class TrainerFramework(Framework):
         return files.owner(file)
 
     def parts(self) -> dict[str, Stateful]:
-        """Return the callbacks that save their state, and what DeepSpeed and FSDP do not save."""
+        """Return the callbacks that save their state, and what is saved of one process, or not at all."""
         found = files.stateful_callbacks(self.trainer)
         if self.engine is not None:
             found.update(self.engine.parts())
-        if self.is_sharded:  # each process has buffers of its own
+        if self.is_sharded or (current_world_size() > 1 and self.trainer.args.ddp_broadcast_buffers is False):
             found["buffers"] = ModuleBuffers({0: self.trainer.model})
         return found
 
@@ -358,30 +359,38 @@ class TrainerFramework(Framework):
             if verify and not has_adapters(self.trainer.model):
                 self.weights.verify(reader)
 
-    def verify(self, context: RestoreContext) -> None:
-        """Compare weights, optimizer, schedule and scaler with what the checkpoint holds, once callbacks have begun.
+    def verify(self, context: RestoreContext, restore_parts: Callable[[], None]) -> None:
+        """Compare all that was loaded with what the checkpoint holds, once callbacks have begun.
+
+        Args:
+            restore_parts: restores the parts once more.
 
         Raises:
             NotRestored: naming the component and the first difference.
         """
         if self._is_whole and context.checkpoint.manifest is not None:
             files.require_complete(self.trainer, context.path, ["optimizer.pt", "scheduler.pt"])
-        if self.is_sharded:
+        if self.is_sharded and context.verify:
             context.verify_shards(self.sharded_state)
         if context.verify:
             read = self._read or files.read(context.files)
 
             def verify() -> None:
                 if self._load_weights is not None:
-                    self.weights.verify(context.reader)
+                    self.weights.verify(context.reader, context.own_buffers)
                 files.verify(self.trainer, read)
 
             def load() -> None:
                 if self._load_weights is not None:
                     self._load_weights()
                 files.load(self.trainer, read)
+                restore_parts()
 
-            context.verify_loaded(verify, load)
+            context.add_proof(verify)
+            context.verify_loaded(load)
+        else:
+            restore_parts()
+            context.drop_proofs()
         self._read, self._load_weights = {}, None
 
     def restore_running_values(self, context: RestoreContext, state: TrainerRankState, *, is_resharded: bool) -> None:

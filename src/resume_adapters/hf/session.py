@@ -239,8 +239,7 @@ class TrainerSession:
             return
         self._is_verified = True
         files.restore_callbacks(self.trainer)
-        self.session.restorer.restore_parts(self.framework.parts())
-        self.framework.verify(self.context)
+        self.framework.verify(self.context, lambda: self.session.restorer.restore_parts(self.framework.parts()))
         self.session.move_schedules()
 
     def _require_restored(self) -> None:

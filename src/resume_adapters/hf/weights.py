@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -150,8 +150,11 @@ class ModelWeights:
             for name in live.keys() & kept.keys():
                 live[name].copy_(kept[name])
 
-    def verify(self, reader: CheckpointReader) -> None:
+    def verify(self, reader: CheckpointReader, own: Collection[int] = ()) -> None:
         """Compare the weights of the model with those of a checkpoint.
+
+        Args:
+            own: see :func:`verify_weights`.
 
         Raises:
             NotRestored: a tensor is not what it was when it was saved.
@@ -163,7 +166,7 @@ class ModelWeights:
             return
         content = read_weight_files(files.weights(reader.files))
         if have_names_of(content, model.state_dict()):
-            verify_weights(model, content, checkpoint)
+            verify_weights(model, content, checkpoint, own)
 
     def of_fork(self, reader: CheckpointReader) -> dict[str, Any]:
         """Return the weights of a checkpoint under the names that a model has in memory.

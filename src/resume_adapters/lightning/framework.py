@@ -419,10 +419,8 @@ class LightningFramework(Framework):
         loaded, self._loaded = self._loaded, {}
         if not context.verify:
             return
-        context.verify_loaded(
-            lambda: strategies.verify(self._trainer, loaded, context.path),
-            lambda: strategies.load_again(self._trainer, loaded),
-        )
+        context.add_proof(lambda: strategies.verify(self._trainer, loaded, context.path))
+        context.verify_loaded(lambda: strategies.load_again(self._trainer, loaded))
         if found := ", ".join(not_taken_back(self._trainer, loaded.get("callbacks") or {})):
             logger.warning(
                 "Not restored: the state of these callbacks is not what they were given to load: %s. What they do may "

@@ -212,7 +212,8 @@ class FitSession:
         module = self._trainer.lightning_module
         # ModelCheckpoint may remove what was loaded: retention knows when it may go.
         self._trainer._checkpoint_connector._ckpt_path = None  # seam: lightning 2.4-2.6
-        context.verify_shards(self._framework.sharded_state)
+        if context.verify:
+            context.verify_shards(self._framework.sharded_state)
         self._framework.verify_loaded(context)
         if self._framework.engine is not None and state.engine is not None:
             self._framework.engine.load_rank_state(state.engine)
@@ -238,6 +239,8 @@ class FitSession:
         if self._unwanted:  # which the launch before this one was to remove once this checkpoint was committed
             self.run.saver.prune_later(best=model_checkpoints.best(self._trainer))
         self._session.restorer.restore_parts(self._framework.parts())
+        context.prove()
+        context.drop_proofs()
 
     def _redistribute(self, context: RestoreContext) -> tuple[logged_values.LoggedValues, dict[str, Any]]:
         """Return the logged values and the gradients of this rank, from those of a different number of ranks.

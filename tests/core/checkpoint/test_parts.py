@@ -19,7 +19,7 @@ from resume_adapters.errors import CheckpointDamaged, NotRestored
 from miniature import GivenContent, Miniature
 
 
-def test_a_part_that_does_not_come_back_is_an_error_unless_nothing_is_to_be_proved(tmp_path: Path) -> None:
+def test_a_part_that_does_not_come_back_is_an_error_where_it_is_to_be_proved(tmp_path: Path) -> None:
     class Dropping:
         def state_dict(self) -> dict[str, int]:
             return {"count": 0}
@@ -30,14 +30,32 @@ def test_a_part_that_does_not_come_back_is_an_error_unless_nothing_is_to_be_prov
     job.commit(10)
     resumed = Miniature(tmp_path)
     assert resumed.choice.checkpoint is not None
+    reader = resumed.run.reader(resumed.choice.checkpoint)
+    reader.restore({"ema": Dropping()})
     with pytest.raises(NotRestored, match=r"ema was loaded, but its state is not the saved one.*shadow: not restored"):
-        resumed.run.reader(resumed.choice.checkpoint).restore({"ema": Dropping()}, verify=True)
-    resumed.run.reader(resumed.choice.checkpoint).restore({"ema": Dropping()}, verify=False)
+        reader.verify({"ema": Dropping()})
     foreign = Checkpoint(tmp_path / "elsewhere", 10, None)
-    resumed.run.reader(foreign).restore({"ema": Dropping()}, verify=True)
+    resumed.run.reader(foreign).restore({"ema": Dropping()})
+    resumed.run.reader(foreign).verify({"ema": Dropping()})
     value = StaticState({"shadow": 1})
-    resumed.run.reader(resumed.choice.checkpoint).restore({"ema": value}, verify=True)
+    reader.restore({"ema": value})
+    reader.verify({"ema": value})
     assert value.value["step"] == 10
+
+
+def test_a_part_that_changes_what_it_is_given_proves_nothing_by_that(tmp_path: Path) -> None:
+    class Doubling(StaticState):
+        def load_state_dict(self, state: Any) -> None:
+            state["step"] *= 2
+            super().load_state_dict(state)
+
+    Miniature(tmp_path).commit(10)
+    resumed = Miniature(tmp_path)
+    assert resumed.choice.checkpoint is not None
+    reader, value = resumed.run.reader(resumed.choice.checkpoint), Doubling({"step": 1})
+    reader.restore({"ema": value})
+    with pytest.raises(NotRestored, match="step: saved 10, restored 20"):
+        reader.verify({"ema": value})
 
 
 def test_a_part_whose_files_do_not_fit_together_is_damaged(tmp_path: Path) -> None:

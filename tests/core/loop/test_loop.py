@@ -49,6 +49,7 @@ SCRIPTS: dict[str, dict[str, Any]] = {
     "loaders together": {"script": "zip"},
     "loaders one after the other": {"script": "two"},
     "a loader made in each epoch": {"script": "anew", "save_every": 2},
+    "initialized after the resume": {"script": "initialized"},
     "loaders in turn": {"script": "in turn", "save_every": 2, "epochs": 5},
     "a loader used twice": {"script": "twice", "save_every": 3},
     "a pass that is never exhausted": {"script": "by hand", "each_epoch": True},
@@ -65,6 +66,10 @@ def test_left_at_any_batch_and_launched_again(tmp_path: Path, script: str) -> No
     for deaths in ([5, 3], [6], [14 if script == "by steps" else 17]):
         last = require_same_as(reference, tmp_path / str(deaths), deaths, **SCRIPTS[script])
         assert last.loop.resume().step > 0, "it was a fresh start"
+
+
+def test_what_is_initialized_after_the_resume_is_loaded_again_between_epochs_too(tmp_path: Path) -> None:
+    assert require_same(tmp_path, [8], script="initialized", save_every=100, each_epoch=True).loop.resume().step == 6
 
 
 def test_a_checkpoint_that_the_bare_script_has_written_is_trained_on(tmp_path: Path) -> None:

@@ -70,8 +70,8 @@ class Apart(PlainTorch):
 
     def load(self, context: Any) -> None:
         super().load(context)
-        torch.nn.init.zeros_(self.model[0].weight)  # as where the files are those of another rank
         self.replicas.expect(Fewer(context) if self.given.get("fewer") else context)
+        torch.nn.init.zeros_(self.model[0].weight)  # as where the files are those of another rank
 
 
 def launch(directory: Path, *rest: Any, **given: Any) -> Launch:

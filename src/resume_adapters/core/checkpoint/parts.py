@@ -100,17 +100,6 @@ def require_readable(files: CheckpointFiles, entries: Iterable[FileEntry]) -> No
             read_part(files, path.stem, copies=False)
 
 
-def restore_part(name: str, part: Stateful, saved: Any, *, verify: bool) -> None:
-    """Load a saved tree into a part and, with ``verify``, compare the part's state with it.
-
-    Raises:
-        NotRestored: the part's state after loading differs from what was saved.
-    """
-    part.load_state_dict(saved)
-    if verify:
-        verify_equal(name, part.as_restored(saved) if isinstance(part, GeneratorState) else saved, part.state_dict())
-
-
 class CheckpointReader:
     """Reads what a checkpoint holds beside the framework's own files, for one rank.
 
@@ -164,34 +153,46 @@ class CheckpointReader:
         """
         return kind.from_tree(self.required_part(name), self._source(name))
 
-    def restore(self, parts: Mapping[str, Stateful], *, verify: bool) -> None:
-        """Restore every part and, with ``verify``, compare it with what was saved.
+    def restore(self, parts: Mapping[str, Stateful]) -> None:
+        """Restore every part.
 
         Raises:
             StateMismatch: the checkpoint has no such part, though it was made by this package.
-            NotRestored: a part's state after loading differs from what was saved.
         """
         for name, part in parts.items():
             saved = self.part(name)
             if saved is not None:
-                given = self._of_given(name, part, saved) if isinstance(part, StatefulGroup) else saved
-                restore_part(name, part, given, verify=verify)
+                self._require_same_objects(name, part, saved)
+                part.load_state_dict(_of_part(part, saved))
             elif self._checkpoint.manifest is not None and name != SCALER:
                 raise self._lacks(name)
 
-    def _of_given(self, name: str, group: StatefulGroup, saved: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what was saved of the objects of a group; log those that are no longer in it.
+    def verify(self, parts: Mapping[str, Stateful]) -> None:
+        """Compare every part with what was saved; it is read again, since a part may have changed what it was given.
+
+        Raises:
+            NotRestored: a part's state differs.
+        """
+        for name, part in parts.items():
+            saved = read_part(self.files, name, self._rank, copies=False)
+            if saved is not None:
+                expected = part.as_restored(saved) if isinstance(part, GeneratorState) else _of_part(part, saved)
+                verify_equal(name, expected, part.state_dict())
+
+    def _require_same_objects(self, name: str, part: Stateful, saved: Mapping[str, Any]) -> None:
+        """Require that the objects of a group were saved; log those that are no longer in it.
 
         Raises:
             StateMismatch: an object of the group was not saved.
         """
-        added = sorted(group.names - set(saved))
+        if not isinstance(part, StatefulGroup):
+            return
+        added = sorted(part.names - set(saved))
         if added:
             raise self._lacks(f"{name}: {added[0]}")
         for each in saved:
-            if each not in group.names and self._rank == 0:
+            if each not in part.names and self._rank == 0:
                 self.log_dropped(f"{name}: {each}")
-        return {each: state for each, state in saved.items() if each in group.names}
 
     def log_dropped(self, name: str) -> None:
         """Log that a part was saved, and is not given in this launch."""
@@ -213,3 +214,10 @@ class CheckpointReader:
         manifest = self._checkpoint.manifest
         package = manifest.package if manifest else ""
         return Source(self._checkpoint.path, f"{name}.json", self._checkpoint.step, package)
+
+
+def _of_part(part: Stateful, saved: Any) -> Any:
+    """Return what was saved of a part; of a group, of the objects that are in it now."""
+    if not isinstance(part, StatefulGroup):
+        return saved
+    return {name: state for name, state in saved.items() if name in part.names}

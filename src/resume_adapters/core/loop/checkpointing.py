@@ -12,7 +12,7 @@ from resume_adapters.core.loop.framework import LoopFramework, Resumed
 from resume_adapters.core.loop.loader import PassState
 from resume_adapters.core.loop.metrics import BestMetrics, LoopMetrics, LossSum
 from resume_adapters.core.loop.passes import EpochPasses
-from resume_adapters.core.loop.repeated import RepeatedStart, refill
+from resume_adapters.core.loop.repeated import LoadedState, refill
 from resume_adapters.core.loop.windows import StepWindows, TakenAhead, counted_from_zero
 from resume_adapters.core.observed.script import Place, calling_script, carried, of_the_run
 from resume_adapters.core.observed.variables import ScriptVariables
@@ -22,6 +22,7 @@ from resume_adapters.core.session.held import SaveForm
 from resume_adapters.core.session.records import RankState
 from resume_adapters.core.session.session import Session
 from resume_adapters.core.state import rng
+from resume_adapters.core.state.comparison import verify_equal
 from resume_adapters.core.state.records import FRESH, Tried
 from resume_adapters.core.state.stateful import Stateful, StaticState
 
@@ -79,7 +80,7 @@ class LoopCheckpointing:
         metrics: the losses and metrics of the loop.
         windows: the batches that optimizer steps take.
         memory: what the script keeps from launch to launch, on this rank.
-        repeated: what the script does again in the epoch that it resumes.
+        loaded: what was loaded, until the training goes on from it.
         script: the loop of the script that is running; ``None`` before its first step.
     """
 
@@ -88,7 +89,7 @@ class LoopCheckpointing:
         self.metrics = LoopMetrics()
         self.windows = StepWindows()
         self.memory: dict[str, Any] = {}
-        self.repeated = RepeatedStart(framework, session, self.memory, self._restore_again)
+        self.loaded = LoadedState(session, self._load_again)
         self.script: list[Place] | None = None
         self._carried: list[str] | None = None
         self._variables = ScriptVariables(self._known)
@@ -102,7 +103,7 @@ class LoopCheckpointing:
     # ---- Resuming
 
     def restore(self) -> Resumed:
-        """Choose, load, restore and verify; return how much of the run is done.
+        """Choose, load and restore; return how much of the run is done.
 
         Raises:
             ResumeError: as the documentation's tables of errors say.
@@ -129,27 +130,29 @@ class LoopCheckpointing:
         return done
 
     def _load(self, context: RestoreContext) -> None:
+        self.loaded.begin()
         self._framework.load(context)
         self._session.restorer.restore_parts(self._framework.parts())
 
-    def begin_epoch(self) -> None:
-        """Remember what was restored: if the launch resumes within an epoch, the script begins that once more."""
+    def begin_epochs(self) -> None:
+        """Verify what was restored; if the launch resumes within an epoch, when the script has begun that once more."""
         context = self._session.context
-        if context is not None and context.rank_state is not None and self.passes.go_on:
-            self.repeated.begin()
+        is_own = context is not None and context.rank_state is not None
+        self.loaded.begin_epochs(is_within=is_own and self.passes.go_on)
 
-    def _restore_again(self) -> None:
-        context = self._session.context
-        assert context is not None, "it was resumed"
+    def _load_again(self, context: RestoreContext) -> None:
         self._load(context)
-        refill(self.memory, context.rank_state.memory or {})
+        if context.rank_state is not None:
+            refill(self.memory, context.rank_state.memory or {})
 
     def _restore_loop(self, context: RestoreContext, state: LoopRankState) -> Resumed:
         consumed = self.passes.restore(state.loaders, state.begun, state.epoch)
         if consumed:
             self.windows.resume(state.windows or [])
         self.passes.ahead = TakenAhead(state.ahead)
-        refill(self.memory, state.memory or {})
+        memory = state.memory or {}
+        refill(self.memory, memory)
+        context.add_proof(lambda: verify_equal("run.memory", memory, self.memory))
         self.metrics.restore(state.losses, context.reader.read_record(BestMetrics, "metrics"))
         return Resumed(state.epoch, context.step, consumed)
 
@@ -161,7 +164,11 @@ class LoopCheckpointing:
             self._handed.add(batches)
 
     def watch_script(self) -> None:
-        """Remember the loop of the script that is running now, and find out at the first save what it carries."""
+        """Remember the loop of the script that is running now, and find out at the first save what it carries.
+
+        It is called with the first step.
+        """
+        self.loaded.end()
         self.script = calling_script()
         self._variables.begin()
 

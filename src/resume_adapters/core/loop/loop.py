@@ -10,6 +10,7 @@ framework write and load its own files, and knows when an optimizer step was tak
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any
@@ -93,21 +94,33 @@ class ResumableLoop:
         Raises:
             ResumeError: as the documentation's tables of errors say.
         """
+        done = self._resume()
+        with self._closing():
+            self._checkpointing.loaded.leave()
+        if loader is not None:
+            self._passes.track_external(loader, self._begin_epoch)
+        return done
+
+    def _resume(self) -> Resumed:
         if self._resumed is None:
-            try:
+            with self._closing():
                 self._framework.require_complete()
                 self._resumed = self._checkpointing.restore()
-            except BaseException as error:
-                self._session.log_refusal(error)
-                self._session.close()
-                raise
             self.epoch, self.global_step = self._resumed.epoch, self._resumed.step
             self._session.begin_observing()
             self._guard.begin()
             self._passes.begin_loop()
-        if loader is not None:
-            self._passes.track_external(loader, self._begin_epoch)
         return self._resumed
+
+    @contextlib.contextmanager
+    def _closing(self) -> Iterator[None]:
+        """Close the run if it cannot be resumed."""
+        try:
+            yield
+        except BaseException as error:
+            self._session.log_refusal(error)
+            self._session.close()
+            raise
 
     # ---- The loop
 
@@ -144,9 +157,11 @@ class ResumableLoop:
             raise
         if self._resumed is not None:
             self._passes.begin_loop()  # the script may have made loaders since
-        self.resume()
+        self._resume()
         self._over = self._was_finished()
         if self._over:
+            with self._closing():
+                self._checkpointing.loaded.leave()
             self._session.log_finished(self.global_step, str(self._extent))
         else:
             try:
@@ -157,7 +172,8 @@ class ResumableLoop:
         self.finish()
 
     def _epochs(self, count: int | None) -> Iterator[int]:
-        self._checkpointing.begin_epoch()
+        with self._closing():
+            self._checkpointing.begin_epochs()
         while count is None or self.epoch < count:
             yield self.epoch
             self._guard.require_counted()
@@ -253,7 +269,8 @@ class ResumableLoop:
         """Yield the batches of a pass; with a start, each with its number, counted from there."""
         self.resume()
         if self._passes.next_goes_on:
-            self._checkpointing.repeated.end()
+            with self._closing():
+                self._checkpointing.loaded.go_on()
         open_pass = None if self._over else self._passes.begin(loader, limit)
         if open_pass is None:
             return

@@ -32,7 +32,6 @@ from resume_adapters.core.session.framework import ForkState, FrameworkFacts, Tr
 from resume_adapters.core.session.session import Session
 from resume_adapters.core.session.settings import LaunchSettings, read_settings
 from resume_adapters.core.state import keys
-from resume_adapters.core.state.comparison import load_verified
 from resume_adapters.core.state.stateful import ModuleBuffers, Stateful
 
 
@@ -201,7 +200,7 @@ class PlainFramework(LoopFramework):
     # ---- Loading
 
     def load(self, context: RestoreContext) -> None:
-        """Load models, optimizers and schedules, and verify them.
+        """Load models, optimizers and schedules.
 
         Raises:
             StateMismatch: they were saved under other names.
@@ -211,8 +210,9 @@ class PlainFramework(LoopFramework):
         self._require_names(context, saved)
         for name, model in objects.models.items():
             context.load_weights(model, saved[name])
-        self._load_each(context, {**objects.optimizers, **objects.schedules}, saved)
+        self._load_each(context, objects.optimizers, saved)
         self._replicas.expect(context)
+        self._load_each(context, objects.schedules, saved)
 
     def _require_names(self, context: RestoreContext, saved: Collection[str]) -> None:
         names = self._objects.by_name()
@@ -222,9 +222,8 @@ class PlainFramework(LoopFramework):
             )
 
     def _load_each(self, context: RestoreContext, things: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
-        """Load optimizers and schedules, and verify them."""
         for name, loaded in things.items():
-            load_verified(name, loaded, saved[name], context.verify)
+            context.load_state(name, loaded, saved[name])
         for schedule in self._objects.schedules.values():
             context.rescale.schedules.remember(schedule)
 

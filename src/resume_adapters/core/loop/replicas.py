@@ -72,12 +72,16 @@ class Replicas:
         return {_PART: StatefulGroup({**models, **optimizers})}
 
     def expect(self, context: RestoreContext) -> None:
-        """Find out from a checkpoint whether each rank has a copy of its own.
+        """Find out from a checkpoint whether each rank has a copy of its own; models and optimizers are loaded.
 
         Raises:
+            NotRestored: they are not what was saved.
             StateMismatch: it holds that of a different number of ranks.
         """
         self.are_apart = context.reader.part(_PART) is not None
+        if self.are_apart:  # the part replaces what was loaded until now
+            context.prove()
+            context.drop_proofs()
         if self.are_apart and context.has_other_ranks:
             ranks = (
                 f"weights of its own on each of {context.saved_by} ranks, this launch has {context.ranks.world_size}"

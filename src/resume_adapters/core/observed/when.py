@@ -158,17 +158,18 @@ class ObservedState:
         if self.has_begun:
             return
         self.has_begun = True
-        self._start = walk.take(self.restore(), self._clock)
+        subjects = self._look_up()
+        if self._saved:
+            self._restore_all(subjects)
+        self._start = walk.take(subjects, self._clock)
         if self._before is not None:
             self._made = walk.made(self._before, self._start)
         self._watching.callback(watch_steps(self._after_step))
 
-    def restore(self) -> Subjects:
-        """Restore what the checkpoint holds; return what there is to look at."""
-        subjects = self._look_up()
+    def restore(self) -> None:
+        """Restore what the checkpoint holds."""
         if self._saved:
-            self._restore_all(subjects)
-        return subjects
+            self._restore_all(self._look_up())
 
     def close(self) -> None:
         """Watch the optimizers no longer."""

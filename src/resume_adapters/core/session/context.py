@@ -15,6 +15,7 @@ from resume_adapters.core.ranks import Ranks
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.session.records import LaunchState, RankState
 from resume_adapters.core.session.rescale import Rescale
+from resume_adapters.core.state.comparison import copied, verify_equal
 from resume_adapters.core.state.constants import CONSTANTS, is_captured
 from resume_adapters.core.state.records import Source
 from resume_adapters.core.state.sharded_digest import shard_digest, verify_shards
@@ -62,6 +63,7 @@ class RestoreContext:
         rank_state: what this rank saved; ``None`` in a foreign checkpoint. Where fewer ranks saved, what another rank
             saved.
         launch: what the session had added to it, likewise.
+        own_buffers: the ids of the buffers that are restored from what each rank has saved for itself.
     """
 
     def __init__(
@@ -81,6 +83,9 @@ class RestoreContext:
         self.launch: LaunchState | None = None
         self._kind = kind
         self._trees: list[Mapping[str, Any]] = []
+        self.own_buffers: set[int] = set()
+        self._proofs: list[Callable[[], None]] = []
+        self._is_shared = False
         self._own_tree = (
             self.reader.rank_tree(self.ranks.rank % self.saved_by) if checkpoint.manifest is not None else None
         )
@@ -129,25 +134,71 @@ class RestoreContext:
         """Where this rank's state was read, for errors."""
         return self.reader.rank_source(self.ranks.rank % self.saved_by)
 
-    def verify_loaded(self, verify: Callable[[], None], load: Callable[[], None]) -> None:
-        """Verify what a framework has loaded, once the hooks of the start are over; they may have changed it.
+    def load_state(self, name: str, thing: Any, saved: Any) -> None:
+        """Load a saved tree into what has ``load_state_dict()``, to be proven.
 
-        A hook that initializes weights has done so before step 0. What was saved has been trained since then, so it is
-        loaded again.
+        It is given a copy: what trains neither lies in a mapped file nor is what proves the load.
+        """
+        thing.load_state_dict(copied(saved))
+        self.add_proof(lambda: verify_equal(name, saved, thing.state_dict()))
+
+    def add_proof(self, proof: Callable[[], None], *, is_shared: bool = False) -> None:
+        """Remember how something that is loaded is compared with what was saved.
 
         Args:
-            verify: raises :class:`NotRestored` where the live state is not what was saved.
+            proof: raises :class:`NotRestored` where it differs.
+            is_shared: each rank has a part of it, and all compare and load it together.
+        """
+        self._proofs.append(proof)
+        self._is_shared |= is_shared
+
+    def drop_proofs(self) -> None:
+        """Forget what was saved: it is trained from now on."""
+        self._proofs.clear()
+
+    def prove(self) -> None:
+        """Compare what was loaded with what was saved.
+
+        Raises:
+            NotRestored: it differs.
+        """
+        found = self._difference() if self.verify else None
+        if found is not None:
+            raise found
+
+    def verify_loaded(self, load: Callable[[], None]) -> None:
+        """Compare what was loaded with what was saved when the training goes on, and load it again if it differs.
+
+        What a script or a hook does at the start of a training or of an epoch, such as to initialize weights, was done
+        already when it was saved. Without ``verify`` it is loaded again in any case.
+
+        Args:
             load: loads it once more.
 
         Raises:
             NotRestored: it differs after that, too.
         """
-        try:
-            verify()
-        except NotRestored as error:
+        found = self._difference() if self.verify else None
+        differs = found is not None or not self.verify
+        if any(self.ranks.gather(differs)) if self._is_shared else differs:
             load()
-            verify()
-            logger.warning("A hook of this start has changed what was loaded, and it has been loaded again: %s", error)
+            self.prove()
+        self.drop_proofs()
+        if found is not None:
+            logger.info(
+                "This start had changed what was loaded; what it did was done already when that was saved, so it has "
+                "been loaded again: %s",
+                found,
+            )
+
+    def _difference(self) -> NotRestored | None:
+        found = []
+        for proof in self._proofs:
+            try:
+                proof()
+            except NotRestored as error:  # the other proofs follow: ranks compare together
+                found.append(error)
+        return found[0] if found else None
 
     def all_rank_states(self) -> list[Any]:
         """Return what each rank saved, in rank order. Every rank asks."""
@@ -203,15 +254,13 @@ class RestoreContext:
             require_architecture(saved, architecture(dict(live)), self.path)
 
     def load_weights(self, model: Any, content: dict[str, Any]) -> None:
-        """Load weights that were read from the checkpoint, whatever wraps the model, and verify them.
+        """Load weights that were read from the checkpoint, whatever wraps the model, to be proven.
 
         Raises:
             StateMismatch: they do not fit the model.
-            NotRestored: a tensor did not come back bit for bit.
         """
         load_weights(model, content, self.path)
-        if self.verify:
-            verify_weights(model, content, self.path)
+        self.add_proof(lambda: verify_weights(model, content, self.path, self.own_buffers))
 
     def verify_shards(self, live: Callable[[], Mapping[str, Any]]) -> None:
         """Verify that sharded state came back, on whatever number of ranks. Every rank calls it.
@@ -222,7 +271,7 @@ class RestoreContext:
         Raises:
             NotRestored: naming the first component that differs; on every rank.
         """
-        if self.verify and self.launch is not None:
+        if self.launch is not None:
             shares = self.ranks.gather(shard_digests(live(), self.ranks.rank))
             saved = [LaunchState.from_tree(tree, self.source).shard_digests for tree in self._all_trees()]
             verify_shards(saved, shares, self.path, self.step)

@@ -133,14 +133,13 @@ class Restorer:
             logger.info("%s resumed at %s.", context.path.name, describe_cursor(_cursor(context, manifest)))
 
     def restore_parts(self, parts: Mapping[str, Stateful]) -> None:
-        """Restore the user's parts and further ones, and verify them.
+        """Restore the user's parts and further ones, to be proven.
 
         Args:
             parts: those of the framework and of the training loop.
 
         Raises:
             StateMismatch: the checkpoint lacks one of them.
-            NotRestored: one did not come back as it was saved.
         """
         context = self.context
         assert context is not None, "something is being resumed"
@@ -150,7 +149,11 @@ class Restorer:
         if context.has_other_ranks:
             # The running statistics of other ranks are not this rank's; those of the first are among the weights.
             parts = {name: part for name, part in parts.items() if not isinstance(part, ModuleBuffers)}
-        context.reader.restore({**self._options.parts, **parts}, verify=bool(self._options.verify))
+        restored = {**self._options.parts, **parts}
+        for part in parts.values():
+            context.own_buffers |= part.ids if isinstance(part, ModuleBuffers) else set()
+        context.reader.restore(restored)
+        context.add_proof(lambda: context.reader.verify(restored))
 
     def align_buckets(self) -> None:
         """Set the order in which DDP reduces gradients to that of the uninterrupted run.

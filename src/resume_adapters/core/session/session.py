@@ -118,7 +118,7 @@ class Session:
         self._has_refused = False
         self.part_entries = PartEntries(framework, options)
         self.observed = ObservedState(self.subjects, framework.about.registers)
-        self._variables = ScriptVariables(lambda: [*self.subjects().captured, *self.subjects().roots.values()])
+        self._variables = ScriptVariables(self._looked_at)
         self._has_loaded_observed = False
         self._ancestry: Ancestry | None = None
         self.constants = Constants()
@@ -273,6 +273,10 @@ class Session:
             unsaved=[*subjects.unsaved, *self._left_out],
             unnamed=[*subjects.unnamed, *self.loaders.missing()],
         )
+
+    def _looked_at(self) -> list[Any]:
+        subjects = self.subjects()
+        return [*subjects.captured, *subjects.roots.values()]
 
     @functools.cached_property
     def _left_out(self) -> list[Any]:

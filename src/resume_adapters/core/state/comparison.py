@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,6 +24,9 @@ _THREADS = min(os.cpu_count() or 1, 8)
 
 _LARGE = 1 << 24
 """Bytes from which threads gain more than they cost."""
+
+_LARGE_TENSOR = 1 << 16
+"""Bytes from which a tensor is copied by a thread."""
 
 
 class _Pair(NamedTuple):
@@ -150,15 +153,34 @@ def load_verified(name: str, thing: Any, saved: Any, verify: bool = True) -> Non
 
 def copied(state: Any) -> Any:
     """Return a deep copy of a state. Of tensors that wrap others, such as quantized moments, torch may make none."""
-    return copy.deepcopy(state, {id(each): _rewrapped(each) for each in _wrappers(state)})
+    import torch
+
+    tensors = {id(each): each for each in _tensors(state)}
+    known = {key: _rewrapped(each) for key, each in tensors.items() if hasattr(each, "__tensor_flatten__")}
+    places = Counter(each.untyped_storage().data_ptr() for each in tensors.values() if _is_whole(each))
+    alone = [each for each in tensors.values() if _is_whole(each) and places[each.data_ptr()] == 1]
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="resume-adapters-copy") as pool:
+        known.update(zip(map(id, alone), pool.map(torch.clone, alone), strict=True))
+    return copy.deepcopy(state, known)
 
 
-def _wrappers(state: Any) -> Iterator[Any]:
-    if hasattr(state, "__tensor_flatten__"):
+def _tensors(state: Any) -> Iterator[Any]:
+    if hasattr(state, "__tensor_flatten__") or hasattr(state, "untyped_storage"):
         yield state
     elif isinstance(state, Mapping | list | tuple):
         for each in state.values() if isinstance(state, Mapping) else state:
-            yield from _wrappers(each)
+            yield from _tensors(each)
+
+
+def _is_whole(tensor: Any) -> bool:
+    """Return whether a plain tensor is all of its memory on the CPU: a copy of it needs no other."""
+    import torch
+
+    is_plain = type(tensor) is torch.Tensor and not tensor.requires_grad and not vars(tensor)
+    if not is_plain or tensor.layout is not torch.strided or tensor.device.type != "cpu":
+        return False
+    size = tensor.untyped_storage().nbytes()
+    return bool(tensor.numel() * tensor.element_size() == size >= _LARGE_TENSOR)
 
 
 def _rewrapped(tensor: Any) -> Any:

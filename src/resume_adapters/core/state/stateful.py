@@ -64,6 +64,11 @@ class ModuleBuffers:
             f"{key}.{name}": buffer for key, module in modules.items() for name, buffer in module.named_buffers()
         }
 
+    @property
+    def ids(self) -> set[int]:
+        """The ids of the buffers."""
+        return set(map(id, self._named.values()))
+
     def state_dict(self) -> dict[str, Any]:
         """Return the buffers, by module and name."""
         return dict(self._named)

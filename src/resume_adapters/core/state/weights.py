@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -170,14 +171,21 @@ def _pair(saved: dict[str, Any], live: dict[str, torch.Tensor]) -> tuple[keys.Ma
     return found, [key for key in found.missing if places.get(key) not in held]
 
 
-def verify_weights(module: torch.nn.Module, saved: dict[str, torch.Tensor], checkpoint: Path) -> None:
+def verify_weights(
+    module: torch.nn.Module, saved: dict[str, torch.Tensor], checkpoint: Path, own: Collection[int] = ()
+) -> None:
     """Compare a module's weights with the saved ones of their names, bit for bit.
+
+    Args:
+        own: the ids of buffers of which each rank has another; one rank has saved its own.
 
     Raises:
         NotRestored: a tensor differs; the message names the first one.
     """
-    live = module.state_dict()
-    difference = _first_difference(keys.match(saved, live), saved, live)
+    live = module.state_dict(keep_vars=True)
+    found = keys.match(saved, live)
+    names = {key: name for key, name in found.saved_by_live.items() if id(live[key]) not in own}
+    difference = _first_difference(dataclasses.replace(found, saved_by_live=names), saved, live)
     if difference is not None:
         raise NotRestored(f"model differs from {checkpoint.name} after loading: {difference}", path=checkpoint)
 

@@ -6,7 +6,7 @@ All private names of the engine that we need are used in this file.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.settings import LaunchSettings, read_settings
 from resume_adapters.core.session.trace import StepTrace
 from resume_adapters.core.state.comparison import verify_equal
+from resume_adapters.core.state.sharded_digest import fingerprint
 from resume_adapters.core.state.stateful import ModuleBuffers, Stateful
 from resume_adapters.errors import NotRestored
 from resume_adapters.integrations.deepspeed_engine import files, recovery, universal
@@ -268,6 +269,31 @@ class EngineState:
                 verify_equal("optimizer", content["optimizer"], engine.optimizer.state_dict())
             if engine.lr_scheduler is not None:
                 verify_equal("scheduler", content["lr_scheduler"], engine.lr_scheduler.state_dict())
+
+    def stays_as_loaded(self) -> Callable[[], None]:
+        """Return a proof that this rank holds what it holds now, which was verified when it was loaded.
+
+        What DeepSpeed has read is not kept: it may be as large as all that trains.
+        """
+        before = self._digests()
+
+        def proof() -> None:
+            if self._digests() != before:
+                raise NotRestored("what DeepSpeed had loaded has been changed since")
+
+        return proof
+
+    def _digests(self) -> list[str | None]:
+        engine, optimizer = self.engine, self.engine.basic_optimizer
+        tensors = [*engine.module.named_parameters(), *engine.module.named_buffers()]
+        held: list[Any] = [{name: each.detach() for name, each in tensors}]
+        for group in optimizer.param_groups if optimizer is not None else ():
+            held += [each.detach() for each in group["params"]]
+            held.append({name: value for name, value in group.items() if name != "params"})
+        held += optimizer.state.values() if optimizer is not None else ()
+        if engine.lr_scheduler is not None:
+            held.append(engine.lr_scheduler.state_dict())
+        return [fingerprint(each) for each in held]
 
     def load_rank_state(self, state: EngineRankState) -> None:
         """Restore what :meth:`rank_state` returned."""
