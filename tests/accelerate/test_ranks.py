@@ -40,6 +40,10 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
     "device": (2, {"device": "walled", "second": True, "evaluate": True, "own_generator": True}),
     "device-scaler": (2, {"device": "walled", "scaler": True, "ema": True, "batch_norm": True, "rank_seeds": True}),
     "device-dispatched": (2, {"device": "walled", "loader": DISPATCH, "samples": 99}),
+    "three-ranks-static-graph": (
+        3,
+        {"width": 512, "samples": 150, "accumulate": 1, "ddp": {"bucket_cap_mb": 1, "static_graph": True}},
+    ),
     "three-ranks-rebuilt-buckets": (3, {"width": 512, "samples": 150, "second": True, "ddp": {"bucket_cap_mb": 1}}),
 }
 

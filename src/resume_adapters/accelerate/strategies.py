@@ -273,7 +273,7 @@ class EngineStrategy(Strategy):
         self._engine.load(context, context.path, "pytorch_model")
         self.call_load_hooks([], context.path)
         self.load_schedulers(context)
-        context.add_proof(self._engine.stays_as_loaded(), is_shared=True)
+        self._engine.add_proof(context)
 
     def close(self) -> None:
         """Undo what was wrapped in the engine."""

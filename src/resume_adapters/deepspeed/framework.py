@@ -166,7 +166,7 @@ class DeepSpeedFramework(LoopFramework):
     def load(self, context: RestoreContext) -> None:
         """Load by ``load_checkpoint``, and verify what it loaded."""
         self._state.load(context, context.path.parent, context.path.name)
-        context.add_proof(self._state.stays_as_loaded(), is_shared=True)
+        self._state.add_proof(context)
 
     def load_rank_state(self, record: EngineRankState) -> None:
         """Restore what DeepSpeed does not save."""

@@ -390,7 +390,7 @@ class TrainerFramework(Framework):
             context.verify_loaded(load)
         else:
             restore_parts()
-            context.drop_proofs()
+        context.drop_proofs()
         self._read, self._load_weights = {}, None
 
     def restore_running_values(self, context: RestoreContext, state: TrainerRankState, *, is_resharded: bool) -> None:

@@ -421,6 +421,7 @@ class LightningFramework(Framework):
             return
         context.add_proof(lambda: strategies.verify(self._trainer, loaded, context.path))
         context.verify_loaded(lambda: strategies.load_again(self._trainer, loaded))
+        context.drop_proofs()
         if found := ", ".join(not_taken_back(self._trainer, loaded.get("callbacks") or {})):
             logger.warning(
                 "Not restored: the state of these callbacks is not what they were given to load: %s. What they do may "

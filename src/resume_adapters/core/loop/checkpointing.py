@@ -116,6 +116,7 @@ class LoopCheckpointing:
             restorer.align_buckets()
             return Resumed()
         context.require_architecture(framework.state_dict())
+        self.loaded.begin()
         self._load(context)
         state: LoopRankState | None = context.rank_state
         if state is None:
@@ -130,7 +131,6 @@ class LoopCheckpointing:
         return done
 
     def _load(self, context: RestoreContext) -> None:
-        self.loaded.begin()
         self._framework.load(context)
         self._session.restorer.restore_parts(self._framework.parts())
 

@@ -83,10 +83,10 @@ class ResumableLoop:
     def resume(self, loader: Any = None) -> Resumed:
         """Choose, load, restore and verify, unless that is done; return how much of the run is done.
 
-        The first :meth:`epochs` or :meth:`batches` calls it. Call it yourself where something must follow it and come
-        before them, such as the start of a tracker; or with the training loader, where the loop cannot be wrapped. The
-        first pass over that loader then yields what is left of the epoch that is returned, and :meth:`step` saves at
-        once.
+        Every rank calls it; the first :meth:`epochs` or :meth:`batches` does. Call it yourself where something must
+        follow it and come before them, such as the start of a tracker; or with the training loader, where the loop
+        cannot be wrapped. The first pass over that loader then yields what is left of the epoch that is returned, and
+        :meth:`step` saves at once.
 
         Args:
             loader: the training loader of a loop that iterates over it itself.
@@ -96,7 +96,8 @@ class ResumableLoop:
         """
         done = self._resume()
         with self._closing():
-            self._checkpointing.loaded.leave()
+            self._checkpointing.loaded.verify()
+        self._checkpointing.loaded.hand_over()
         if loader is not None:
             self._passes.track_external(loader, self._begin_epoch)
         return done
@@ -161,7 +162,7 @@ class ResumableLoop:
         self._over = self._was_finished()
         if self._over:
             with self._closing():
-                self._checkpointing.loaded.leave()
+                self._checkpointing.loaded.verify()
             self._session.log_finished(self.global_step, str(self._extent))
         else:
             try:
@@ -363,7 +364,8 @@ class ResumableLoop:
 
         A run that is not resumed yet resumes when it is asked for.
         """
-        self.resume()
+        self._resume()
+        self._checkpointing.loaded.hand_over()
         return self._checkpointing.memory
 
     # ---- Saving

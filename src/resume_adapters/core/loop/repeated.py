@@ -20,6 +20,8 @@ from resume_adapters.core.state import rng
 class LoadedState:
     """What was loaded, to be compared with what was saved, and to be loaded again where the script has changed it.
 
+    Where the state is spread over the ranks, they compare and load together.
+
     Args:
         session: the session of the loop.
         load: loads it once more.
@@ -28,57 +30,66 @@ class LoadedState:
     def __init__(self, session: Session, load: Callable[[RestoreContext], None]) -> None:
         self._session = session
         self._load = load
-        self._is_untouched = self._is_awaited = False
+        self._is_proven = True
+        self._is_touched = self._is_awaited = False
 
     def begin(self) -> None:
-        """Note that it was loaded, and that the script has not gone on since."""
-        self._is_untouched = True
+        """Note that it is loaded."""
+        self._is_proven = False
 
-    def leave(self) -> None:
-        """Compare it before the script goes on.
+    def hand_over(self) -> None:
+        """Note that the script goes on, and may change it."""
+        self._is_touched = True
+
+    def verify(self) -> None:
+        """Compare it, unless that is done.
 
         Raises:
-            NotRestored: it differs.
+            NotRestored: it differs, also when it is loaded again.
         """
-        context = self._session.context
-        if self._is_untouched and context is not None:
-            context.prove()
-        self._is_untouched = False
+        if not self._is_proven:
+            self._compare()
 
     def begin_epochs(self, *, is_within: bool) -> None:
         """Compare it before the first epoch, or later, where the pass goes on within which it was saved.
 
         Raises:
-            NotRestored: it differs, also when it is loaded again.
+            NotRestored: see :meth:`verify`.
         """
-        self._is_awaited = True
-        if is_within and not self._session.rescale.keeps_samples:  # else the schedules move first
-            self._is_untouched = False
-        elif self._is_untouched:
-            self.leave()
-        else:
-            self.go_on()
+        # Under another batch size the schedules move before a pass goes on.
+        self._is_awaited = is_within and not self._session.rescale.keeps_samples
+        if not self._is_awaited and (self._is_touched or not self._is_proven):
+            self._compare()
 
     def go_on(self) -> None:
-        """Compare it, and load it again where it differs, unless that is done.
+        """Compare it where the pass goes on within which it was saved. Without ``verify`` it is loaded again.
 
         Raises:
-            NotRestored: it differs after that, too.
+            NotRestored: see :meth:`verify`.
         """
-        context = self._session.context
-        if not self._is_awaited or context is None:
-            return
-        self._is_awaited = False
-        before = rng.capture()
-        context.verify_loaded(lambda: self._load(context))
-        rng.restore(before)
-        self._session.observed.restore()
+        if self._is_awaited:
+            self._is_touched = True
+            self._compare()
+            self._is_awaited = False
 
     def end(self) -> None:
         """Forget it: it is trained from now on."""
-        self._is_awaited = self._is_untouched = False
+        self._is_awaited, self._is_proven = False, True
         if self._session.context is not None:
             self._session.context.drop_proofs()
+
+    def _compare(self) -> None:
+        context = self._session.context
+        if context is None:
+            return
+        self._is_proven, before = True, rng.capture()
+        if context.verify:
+            context.verify_loaded(lambda: self._load(context))
+        elif self._is_awaited:
+            self._load(context)
+        rng.restore(before)
+        if self._is_touched:
+            self._session.observed.restore()
 
 
 def refill(live: Any, saved: Any) -> Any:

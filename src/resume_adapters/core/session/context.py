@@ -170,7 +170,7 @@ class RestoreContext:
         """Compare what was loaded with what was saved when the training goes on, and load it again if it differs.
 
         What a script or a hook does at the start of a training or of an epoch, such as to initialize weights, was done
-        already when it was saved. Without ``verify`` it is loaded again in any case.
+        already when it was saved.
 
         Args:
             load: loads it once more.
@@ -178,12 +178,11 @@ class RestoreContext:
         Raises:
             NotRestored: it differs after that, too.
         """
-        found = self._difference() if self.verify else None
-        differs = found is not None or not self.verify
+        found = self._difference()
+        differs = found is not None
         if any(self.ranks.gather(differs)) if self._is_shared else differs:
             load()
             self.prove()
-        self.drop_proofs()
         if found is not None:
             logger.info(
                 "This start had changed what was loaded; what it did was done already when that was saved, so it has "

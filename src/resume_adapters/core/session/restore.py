@@ -165,9 +165,15 @@ class Restorer:
             order, saved = BucketOrder(module), launch.ddp_buckets[len(self.bucket_orders) :] if launch else []
             self.bucket_orders.append(order)
             if saved and saved[0]:
-                order.replay(saved[0])
+                order.replay(saved[0], self.context.step if self.context else 0)
             else:
                 order.observe()
+
+    def concluded_buckets(self) -> list[BucketOrder]:
+        """Return the order of each DDP module, for a save."""
+        for each in self.bucket_orders:
+            each.conclude()
+        return self.bucket_orders
 
     def close(self) -> None:
         """Remove the hooks that still wait for the order of the gradients."""

@@ -263,6 +263,8 @@ class Session:
         Of a module, ``state_dict()`` lacks the plain attributes: the place in a queue whose entries are a buffer.
         """
         subjects, parts = self.framework.subjects(), self.options.parts.values()
+        is_many = self.run.ranks.world_size > 2  # the sum of two does not depend on their order
+        sums = [each.problem for each in self.restorer.concluded_buckets() if each.problem and is_many]
         held = [getattr(part, "generator", part) for part in parts]
         modules = {name: part for name, part in self.options.parts.items() if is_module(part)}
         roots = {**modules, **subjects.roots, **hook_states(self.framework.modules())}
@@ -271,7 +273,7 @@ class Session:
             roots=roots,
             captured=[*subjects.captured, *parts, *held],
             unsaved=[*subjects.unsaved, *self._left_out],
-            unnamed=[*subjects.unnamed, *self.loaders.missing()],
+            unnamed=[*subjects.unnamed, *self.loaders.missing(), *sums],
         )
 
     def _looked_at(self) -> list[Any]:
@@ -576,7 +578,7 @@ class Session:
             invariants=dict(self.framework.about.invariants),
             shard_digests=shard_digests,
             shift=self.rescale.shift,
-            ddp_buckets=[each.order for each in self.restorer.bucket_orders],
+            ddp_buckets=[each.order for each in self.restorer.concluded_buckets()],
             observed=self.observed.capture(),
             settings=self.settings.in_force(),
         )

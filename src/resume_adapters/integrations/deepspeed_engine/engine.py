@@ -6,7 +6,7 @@ All private names of the engine that we need are used in this file.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -270,18 +270,18 @@ class EngineState:
             if engine.lr_scheduler is not None:
                 verify_equal("scheduler", content["lr_scheduler"], engine.lr_scheduler.state_dict())
 
-    def stays_as_loaded(self) -> Callable[[], None]:
-        """Return a proof that this rank holds what it holds now, which was verified when it was loaded.
+    def add_proof(self, context: RestoreContext) -> None:
+        """Have it proven that this rank holds what it holds now, which was verified when it was loaded.
 
-        What DeepSpeed has read is not kept: it may be as large as all that trains.
+        What DeepSpeed has read is not kept for it: it may be as large as all that trains.
         """
-        before = self._digests()
+        before = self._digests() if context.verify else []
 
         def proof() -> None:
             if self._digests() != before:
                 raise NotRestored("what DeepSpeed had loaded has been changed since")
 
-        return proof
+        context.add_proof(proof, is_shared=True)
 
     def _digests(self) -> list[str | None]:
         engine, optimizer = self.engine, self.engine.basic_optimizer
