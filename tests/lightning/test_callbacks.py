@@ -14,7 +14,7 @@ import torch
 from lightning.pytorch import cli
 from lightning.pytorch.callbacks import BaseFinetuning, ModelCheckpoint, ModelPruning, StochasticWeightAveraging
 from lightning.pytorch.demos.boring_classes import BoringModel
-from lightning.pytorch.strategies import FSDPStrategy
+from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy
 from torch.nn.utils import prune
 
 from resume_adapters import KeepBest
@@ -52,6 +52,14 @@ REFUSED = {
 def test_a_callback_with_which_no_resume_is_exact_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedSetting, match=f"^{name} .*so this run cannot be resumed exactly"):
         trainer_of(tmp_path, REFUSED[name](), ResumeCallback()).fit(BoringModel())
+
+
+def test_processes_that_train_weights_of_their_own_are_refused(tmp_path: Path) -> None:
+    strategy = DDPStrategy(model_averaging_period=4, process_group_backend="gloo")
+    trainer = trainer_of(tmp_path, ResumeCallback(), strategy=strategy)
+    with pytest.raises(UnsupportedSetting, match="model_averaging_period"):
+        trainer.strategy.connect(BoringModel())
+        require_supported(trainer)
 
 
 def test_the_first_fsdp_is_refused_within_a_restartable_block(tmp_path: Path) -> None:

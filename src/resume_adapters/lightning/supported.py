@@ -55,6 +55,8 @@ def require_supported(trainer: Any) -> None:
         "DeepSpeedStrategy(exclude_frozen_parameters=True) saves no frozen weights": (
             getattr(strategy, "exclude_frozen_parameters", False)
         ),
+        # Lightning saves the weights of the first. seam: lightning 2.4-2.6
+        "with model_averaging_period processes train apart": getattr(strategy, "_model_averaging_period", None),
         "training_step(dataloader_iter) fetches its batches by itself, and may fetch more than it has used": (
             "dataloader_iter" in inspect.signature(trainer.lightning_module.training_step).parameters
         ),
