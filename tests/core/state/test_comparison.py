@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import copy
 import math
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,17 @@ def test_a_tensor_that_torch_cannot_copy_is_copied() -> None:
     assert first_difference(state, found) is None
     found["state"][0][0].a.zero_()
     assert first_difference(state, found) is not None
+
+
+def test_what_shares_memory_shares_it_in_a_copy_too() -> None:
+    bank, alone = torch.ones(200, 200), torch.arange(40000.0).reshape(200, 200).t()
+    state = {"bank": bank, "row": bank[3], "queue": deque([bank[5:7]]), "alone": alone, "again": [alone]}
+    found = copied(state)
+    found["bank"].zero_()
+    found["alone"][0, 1] = 5
+    assert found["row"].sum() == found["queue"][0].sum() == 0 and found["again"][0] is found["alone"]
+    assert found["alone"].stride() == alone.stride() and (found["alone"][1:] == alone[1:]).all()
+    assert bank.sum() == 40000 and alone[0, 1] == 200
 
 
 def test_what_trains_neither_lies_in_the_file_nor_proves_itself(tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def copied(state: Any) -> Any:
 
     tensors = {id(each): each for each in _tensors(state)}
     known = {key: _rewrapped(each) for key, each in tensors.items() if hasattr(each, "__tensor_flatten__")}
-    places = Counter(each.untyped_storage().data_ptr() for each in tensors.values() if _is_whole(each))
+    places = Counter(each.untyped_storage().data_ptr() for each in tensors.values() if _has_memory(each))
     alone = [each for each in tensors.values() if _is_whole(each) and places[each.data_ptr()] == 1]
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="resume-adapters-copy") as pool:
         known.update(zip(map(id, alone), pool.map(torch.clone, alone), strict=True))
@@ -167,20 +167,25 @@ def copied(state: Any) -> Any:
 def _tensors(state: Any) -> Iterator[Any]:
     if hasattr(state, "__tensor_flatten__") or hasattr(state, "untyped_storage"):
         yield state
-    elif isinstance(state, Mapping | list | tuple):
+    elif isinstance(state, Mapping | list | tuple | set | deque):
         for each in state.values() if isinstance(state, Mapping) else state:
             yield from _tensors(each)
 
 
-def _is_whole(tensor: Any) -> bool:
-    """Return whether a plain tensor is all of its memory on the CPU: a copy of it needs no other."""
+def _has_memory(tensor: Any) -> bool:
     import torch
 
-    is_plain = type(tensor) is torch.Tensor and not tensor.requires_grad and not vars(tensor)
-    if not is_plain or tensor.layout is not torch.strided or tensor.device.type != "cpu":
+    wraps = hasattr(tensor, "__tensor_flatten__")
+    return not wraps and tensor.layout is torch.strided and tensor.device.type == "cpu"
+
+
+def _is_whole(tensor: Any) -> bool:
+    """Return whether a plain tensor is all of its memory: if no other uses that, it can be copied by itself."""
+    import torch
+
+    if type(tensor) is not torch.Tensor or not _has_memory(tensor) or tensor.requires_grad or vars(tensor):
         return False
-    size = tensor.untyped_storage().nbytes()
-    return bool(tensor.numel() * tensor.element_size() == size >= _LARGE_TENSOR)
+    return bool(tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes() >= _LARGE_TENSOR)
 
 
 def _rewrapped(tensor: Any) -> Any:
