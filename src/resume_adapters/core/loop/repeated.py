@@ -42,12 +42,12 @@ class LoadedState:
         self._is_touched = True
 
     def verify(self) -> None:
-        """Compare it, unless that is done.
+        """Compare it, unless that is done, or waits for a pass that goes on.
 
         Raises:
             NotRestored: it differs, also when it is loaded again.
         """
-        if not self._is_proven:
+        if not self._is_proven and not self._is_awaited:
             self._compare()
 
     def begin_epochs(self, *, is_within: bool) -> None:

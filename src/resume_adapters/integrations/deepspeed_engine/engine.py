@@ -285,7 +285,8 @@ class EngineState:
 
     def _digests(self) -> list[str | None]:
         engine, optimizer = self.engine, self.engine.basic_optimizer
-        tensors = [*engine.module.named_parameters(), *engine.module.named_buffers()]
+        buffers = [] if "buffers" in self.parts() else engine.module.named_buffers()
+        tensors = [*engine.module.named_parameters(), *buffers]
         held: list[Any] = [{name: each.detach() for name, each in tensors}]
         for group in optimizer.param_groups if optimizer is not None else ():
             held += [each.detach() for each in group["params"]]
