@@ -55,7 +55,7 @@ def test_the_errors_that_power_sgd_feeds_back_go_on() -> None:
     saved, said = copy.deepcopy(observed.capture()), str(observed.describe())
     assert "communication hook.error_dict" in said and "communication hook.rng" in said and "missing" not in said
     resumed = compressing()
-    BucketOrder(resumed).replay(order.order)
+    BucketOrder(resumed).replay(order.order, 5)
     again = observing(resumed)
     again.load(saved, {})
     again.begin()
