@@ -370,9 +370,9 @@ class TrainerFramework(Framework):
         """
         if self._is_whole and context.checkpoint.manifest is not None:
             files.require_complete(self.trainer, context.path, ["optimizer.pt", "scheduler.pt"])
-        if self.is_sharded and context.verify:
-            context.verify_shards(self.sharded_state)
         if context.verify:
+            if self.is_sharded:
+                context.verify_shards(self.sharded_state)
             read = self._read or files.read(context.files)
 
             def verify() -> None:

@@ -146,3 +146,25 @@ def test_tensors_that_training_has_changed_are_named() -> None:
 def test_a_tensor_whose_shape_is_not_known_yet_has_a_form() -> None:
     found = architecture(torch.nn.LazyLinear(2).state_dict())
     assert found == {"weight": "float32[not known yet]", "bias": "float32[not known yet]"}
+
+
+class Summing(torch.nn.Module):
+    """A model whose ``state_dict()`` takes no options, with a buffer of which each rank has its own."""
+
+    def __init__(self, count: float) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 1)
+        self.register_buffer("count", torch.tensor(count))
+
+    def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
+        return super().state_dict()
+
+
+def test_buffers_of_each_rank_are_left_out_of_a_comparison_that_asks_a_model_for_no_more_than_its_state() -> None:
+    module = Summing(1.0)
+    saved = {name: each.clone() for name, each in module.state_dict().items()}
+    verify_weights(module, saved, Path("checkpoint-10"))
+    module.count.fill_(2.0)  # type: ignore[operator]
+    verify_weights(module, saved, Path("checkpoint-10"), {id(module.count)})
+    with pytest.raises(NotRestored, match="count: saved"):
+        verify_weights(module, saved, Path("checkpoint-10"))

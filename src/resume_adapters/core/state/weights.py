@@ -182,9 +182,10 @@ def verify_weights(
     Raises:
         NotRestored: a tensor differs; the message names the first one.
     """
-    live = module.state_dict(keep_vars=True)
+    live = module.state_dict()
+    apart = {name for name, each in module.named_buffers(remove_duplicate=False) if id(each) in own}
     found = keys.match(saved, live)
-    names = {key: name for key, name in found.saved_by_live.items() if id(live[key]) not in own}
+    names = {key: name for key, name in found.saved_by_live.items() if key not in apart}
     difference = _first_difference(dataclasses.replace(found, saved_by_live=names), saved, live)
     if difference is not None:
         raise NotRestored(f"model differs from {checkpoint.name} after loading: {difference}", path=checkpoint)

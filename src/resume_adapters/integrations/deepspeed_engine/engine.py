@@ -275,7 +275,9 @@ class EngineState:
 
         What DeepSpeed has read is not kept for it: it may be as large as all that trains.
         """
-        before = self._digests() if context.verify else []
+        if not context.verify:
+            return
+        before = self._digests()
 
         def proof() -> None:
             if self._digests() != before:
@@ -286,8 +288,7 @@ class EngineState:
     def _digests(self) -> list[str | None]:
         engine, optimizer = self.engine, self.engine.basic_optimizer
         buffers = [] if "buffers" in self.parts() else engine.module.named_buffers()
-        tensors = [*engine.module.named_parameters(), *buffers]
-        held: list[Any] = [{name: each.detach() for name, each in tensors}]
+        held: list[Any] = [{name: each.detach() for name, each in (*engine.module.named_parameters(), *buffers)}]
         for group in optimizer.param_groups if optimizer is not None else ():
             held += [each.detach() for each in group["params"]]
             held.append({name: value for name, value in group.items() if name != "params"})
