@@ -31,6 +31,10 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
         {"width": 64, "samples": 100, "args": {**ARGS, "ddp_find_unused_parameters": False, "ddp_bucket_cap_mb": 1}},
     ),
     "ema": (2, {"ema": True, "samples": 100, "args": ARGS}),
+    "own-buffers-of-lora": (
+        2,
+        {"lora": True, "beside_lora": True, "samples": 100, "args": {**ARGS, "ddp_broadcast_buffers": False}},
+    ),
     "own-buffers": (2, {"running_mean": True, "samples": 100, "args": {**ARGS, "ddp_broadcast_buffers": False}}),
     "device": (
         2,
@@ -49,6 +53,7 @@ SELDOM = (
     "plain-sampler",
     "dispatched-stream-filled-up",
     "ema",
+    "own-buffers-of-lora",
 )
 """They are varied on one rank too."""
 

@@ -23,7 +23,6 @@ from resume_adapters.core.checkpoint.validity import ForeignDetector
 from resume_adapters.core.choices import Stage
 from resume_adapters.core.observed.walk import Subjects
 from resume_adapters.core.patching import replaced, unchanged_copy, wrapped
-from resume_adapters.core.ranks import current_world_size
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.saving.staging import StagingOptions, own_methods
 from resume_adapters.core.session.context import RestoreContext
@@ -267,10 +266,10 @@ class TrainerFramework(Framework):
 
     def parts(self) -> dict[str, Stateful]:
         """Return the callbacks that save their state, and what is saved of one process, or not at all."""
-        found = files.stateful_callbacks(self.trainer)
+        found, args = files.stateful_callbacks(self.trainer), self.trainer.args
         if self.engine is not None:
             found.update(self.engine.parts())
-        if self.is_sharded or (current_world_size() > 1 and self.trainer.args.ddp_broadcast_buffers is False):
+        if self.is_sharded or (args.world_size > 1 and args.ddp_broadcast_buffers is False):
             found["buffers"] = ModuleBuffers({0: self.trainer.model})
         return found
 

@@ -162,10 +162,12 @@ class ModelWeights:
         model, checkpoint = self._trainer.model, reader.files.checkpoint
         if beside := reader.part(LIVE_WEIGHTS):
             kept = {name: each for name, each in beside.items() if isinstance(each, torch.Tensor)}
-            verify_digests({**beside, **weight_digests(kept)}, model.state_dict(), checkpoint)
-            return
-        content = read_weight_files(files.weights(reader.files))
-        if have_names_of(content, model.state_dict()):
+            live, apart = model.state_dict(), keys.of_buffers(model, own)
+            digests, names = {**beside, **weight_digests(kept)}, keys.canonical(live)
+            verify_digests(
+                {name: each for name, each in digests.items() if names.get(name) not in apart}, live, checkpoint
+            )
+        elif have_names_of(content := read_weight_files(files.weights(reader.files)), model.state_dict()):
             verify_weights(model, content, checkpoint, own)
 
     def of_fork(self, reader: CheckpointReader) -> dict[str, Any]:

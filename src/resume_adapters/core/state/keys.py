@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -73,3 +73,8 @@ def match(saved: Collection[str], live: Collection[str]) -> Match:
         missing=tuple(key for name, key in live_names.items() if name not in saved_names),
         unexpected=tuple(key for name, key in saved_names.items() if name not in live_names),
     )
+
+
+def of_buffers(module: Any, ids: Collection[int]) -> set[str]:
+    """Return the keys in a module's state of the buffers with these ids."""
+    return {key for key, each in module.named_buffers(remove_duplicate=False) if id(each) in ids}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -155,11 +154,10 @@ def are_saved_as_they_are(saved: dict[str, torch.Tensor], live: dict[str, torch.
     found, missing = _pair(saved, live)
     if missing or found.unexpected:
         return False
-    return _first_difference(found, saved, live) is None
+    return _first_difference(found.saved_by_live, saved, live) is None
 
 
-def _first_difference(found: keys.Match, saved: Mapping[str, Any], live: Mapping[str, Any]) -> str | None:
-    names = found.saved_by_live
+def _first_difference(names: Mapping[str, str], saved: Mapping[str, Any], live: Mapping[str, Any]) -> str | None:
     return first_difference({key: saved[name] for key, name in names.items()}, {key: live[key] for key in names})
 
 
@@ -183,10 +181,9 @@ def verify_weights(
         NotRestored: a tensor differs; the message names the first one.
     """
     live = module.state_dict()
-    apart = {name for name, each in module.named_buffers(remove_duplicate=False) if id(each) in own}
-    found = keys.match(saved, live)
-    names = {key: name for key, name in found.saved_by_live.items() if key not in apart}
-    difference = _first_difference(dataclasses.replace(found, saved_by_live=names), saved, live)
+    apart = keys.of_buffers(module, own)
+    names = {key: name for key, name in keys.match(saved, live).saved_by_live.items() if key not in apart}
+    difference = _first_difference(names, saved, live)
     if difference is not None:
         raise NotRestored(f"model differs from {checkpoint.name} after loading: {difference}", path=checkpoint)
 
