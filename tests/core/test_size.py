@@ -21,7 +21,7 @@ BUDGETS = {
     "core/observed": 1_570,
     "core/recovery": 1_480,
     "core/run": 1_190,
-    "core/run_directory": 1_060,
+    "core/run_directory": 1_070,
     "core/saving": 700,
     "core/session": 2_570,
     "core/state": 1_910,

@@ -392,9 +392,21 @@ def test_the_end_of_an_elastic_pass_is_restored_with_other_batches(case: str) ->
     assert sorted(found[:4]) == expected[0] or case == "elastic shards", "in the order of the epoch that follows"
 
 
+class _Given(IterableDataset[Any]):
+    def __init__(self, batches: list[Any]) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Any:
+        return iter(self.batches)
+
+
 def test_a_loader_that_is_no_dataloader_or_keeps_no_order_is_refused() -> None:
-    with pytest.raises(UnsupportedSetting, match=r"come from a list; expected a torch\.utils\.data\.DataLoader"):
-        track([1, 2])
+    batches = [1, 2, 3]
+    with pytest.raises(UnsupportedSetting, match=r"come from a list; .* DataLoader\(dataset, batch_size=None\)$"):
+        track(batches)
+    remedy = DataLoader(_Given(batches), batch_size=None)
+    track(remedy)
+    assert [int(each) for each in remedy] == batches
     with pytest.raises(UnsupportedSetting, match="in_order=False"):
         track(DataLoader(Drawing(), num_workers=1, in_order=False))
 

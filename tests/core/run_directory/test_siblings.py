@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from resume_adapters.core.run_directory.control import ControlDirectory
 from resume_adapters.core.run_directory.siblings import unfinished_sibling
@@ -19,8 +20,10 @@ STORAGE = LocalStorage()
 def leave(directory: Path, state: RunState = RunState.STOPPED, *, last_commit: int | None = 40) -> Path:
     """Leave a run in a state."""
     STORAGE.make_directory(directory / ".resume")
-    status = signed(RunStatus(state=state, step=42, last_commit=last_commit), time.time())
-    ControlDirectory(STORAGE, directory, time.time).status.write(status)
+    control = ControlDirectory(STORAGE, directory, time.time)
+    if last_commit is not None:
+        control.journal.append("commit", step=last_commit, checkpoint=f"checkpoint-{last_commit}")
+    control.status.write(signed(RunStatus(state=state, step=42), time.time()))
     return directory
 
 
@@ -28,6 +31,7 @@ def leave(directory: Path, state: RunState = RunState.STOPPED, *, last_commit: i
     ("earlier", "now"),
     [
         ("2026-11-21/09-12-44/out", "2026-11-22/10-03-05/out"),
+        ("2026-11-21/09-12-44/logs/version_0/checkpoints", "2026-11-22/10-03-05/logs/version_0/checkpoints"),
         ("run_1763712000", "run_1763799999"),
         ("job_4711", "job_48120"),
         ("20261121-091244-gpt", "20261122-100305-gpt"),
@@ -41,7 +45,7 @@ def test_one_that_differs_in_its_digits_is_found(earlier: str, now: str, tmp_pat
     expected = leave(tmp_path / earlier)
     leave(tmp_path / "other-name-2026")
     found = unfinished_sibling(STORAGE, tmp_path / now)
-    assert found is not None and (found.path, found.state, found.status.step) == (expected, RunState.STOPPED, 42)
+    assert found is not None and found[:3] == (expected, "stopped", 42)
 
 
 def test_the_latest_of_several_is_found_and_not_the_run_itself(tmp_path: Path) -> None:
@@ -67,6 +71,23 @@ def test_a_name_that_says_no_time_has_no_sibling(name: str, tmp_path: Path) -> N
 def test_a_run_that_nobody_would_continue_is_none(state: RunState, last_commit: int | None, tmp_path: Path) -> None:
     leave(tmp_path / "run_2001", state, last_commit=last_commit)
     assert unfinished_sibling(STORAGE, tmp_path / "run_2002") is None
+
+
+def test_one_that_was_killed_within_its_first_second_is_found_by_its_commit(tmp_path: Path) -> None:
+    directory = leave(tmp_path / "run_2001", last_commit=43)
+    found = unfinished_sibling(STORAGE, tmp_path / "run_2002")
+    assert found is not None and found[:3] == (directory, "stopped", 43)
+
+
+@pytest.mark.parametrize(("silent", "left"), [(5.0, None), (90.0, "silent for 90 s")])
+def test_one_that_another_host_left_is_found_once_it_is_silent(silent: float, left: str | None, tmp_path: Path) -> None:
+    directory = leave(tmp_path / "run_2001", RunState.RUNNING)
+    file = ControlDirectory(STORAGE, directory, time.time).status
+    status = file.read()
+    assert status is not None
+    file.write(replace(status, host="another", updated=time.time() - silent))
+    found = unfinished_sibling(STORAGE, tmp_path / "run_2002")
+    assert (found and found.left) == left
 
 
 def test_what_cannot_be_listed_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

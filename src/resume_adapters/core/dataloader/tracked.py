@@ -74,7 +74,8 @@ def track(
         if not isinstance(loader, DataLoader):
             raise UnsupportedSetting(
                 f"the training data come from a {type(loader).__name__}; expected a torch.utils.data.DataLoader, whose "
-                "position can be saved and restored"
+                "position can be saved and restored. Let an IterableDataset yield its batches, and give that to a "
+                "DataLoader(dataset, batch_size=None)"
             )
         if loader.num_workers > 0 and not getattr(loader, "in_order", True):
             raise UnsupportedSetting(

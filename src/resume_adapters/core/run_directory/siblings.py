@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import time
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from resume_adapters.core.run_directory.control import ControlDirectory
-from resume_adapters.core.run_directory.status import RunState, RunStatus, observed_state
+from resume_adapters.core.run_directory.status import RunState, RunStatus, is_alive, observed_state
 from resume_adapters.core.storage.base import Storage
 
 _NEW_AT_EACH_LAUNCH = re.compile(r"(?<![.\d])\d{4}|\d\d[-_:]\d\d[-_:]\d\d")
@@ -19,21 +20,25 @@ _NEW_AT_EACH_LAUNCH = re.compile(r"(?<![.\d])\d{4}|\d\d[-_:]\d\d[-_:]\d\d")
 _COUNTED = re.compile(r"(?<![.=\d])\d+$")
 """The number of one of the last two directories: exp2, or version_3/checkpoints."""
 
-_LEVELS = 4
+_LEVELS = 6
 """How many directories of a path may be named so, from its end."""
 
 _LOOKED_AT = 100
-"""How many names of a directory are looked at, the latest first."""
+"""How many paths are looked at, the latest first by their names."""
 
 _UNFINISHED = (RunState.STOPPED, RunState.KILLED, RunState.FAILED)
 
+_SILENT = 60.0
+"""Seconds without a new status, which a run writes each second, after which one on another host counts as left."""
+
 
 class Sibling(NamedTuple):
-    """A run that is not finished, and how it was left."""
+    """A run that is not finished, how it was left, and at which step."""
 
     path: Path
-    state: RunState
-    status: RunStatus
+    left: str
+    step: int
+    updated: float
 
 
 def unfinished_sibling(storage: Storage, directory: Path) -> Sibling | None:
@@ -52,19 +57,30 @@ def unfinished_sibling(storage: Storage, directory: Path) -> Sibling | None:
     first = next((number for number in dated if len(parts) - number <= _LEVELS), None)
     if first is None:
         return None
-    alike = [path for path in _alike(storage, Path(*parts[:first]), parts[first:]) if path != directory]
-    found = [each for path in alike if (each := _unfinished(storage, path)) is not None]
-    return max(found, key=lambda each: each.status.updated, default=None)
+    alike = itertools.islice(_alike(storage, Path(*parts[:first]), parts[first:]), _LOOKED_AT)
+    found = [each for path in alike if path != directory and (each := _unfinished(storage, path)) is not None]
+    return max(found, key=lambda each: each.updated, default=None)
 
 
 def _unfinished(storage: Storage, path: Path) -> Sibling | None:
+    control = ControlDirectory(storage, path, time.time)
     try:
-        status = ControlDirectory(storage, path, time.time).status.read()
+        status = control.status.read()
+        left = _left(status)
+        # Not from the status, which knows nothing of the first second.
+        steps = [each["step"] for each in control.journal.history() if each["event"] == "commit"] if left else []
     except OSError:  # another user's, or a file on the way: a hint is worth no error
         return None
+    return Sibling(path, left, max(status.step, steps[-1]), status.updated) if status is not None and steps else None
+
+
+def _left(status: RunStatus | None) -> str:
+    """Return how an unfinished run was left; nothing where it may be running."""
     state = observed_state(status)
-    is_left = status is not None and state in _UNFINISHED and status.last_commit is not None
-    return Sibling(path, state, status) if status is not None and is_left else None
+    if status is None or state is not RunState.RUNNING or is_alive(status):
+        return state.value if state in _UNFINISHED else ""
+    silent = time.time() - status.updated  # its process is on another host
+    return f"silent for {silent:.0f} s" if silent > _SILENT else ""
 
 
 def _alike(storage: Storage, parent: Path, rest: tuple[str, ...]) -> Iterator[Path]:
@@ -76,7 +92,7 @@ def _alike(storage: Storage, parent: Path, rest: tuple[str, ...]) -> Iterator[Pa
     if shape != rest[0]:
         with contextlib.suppress(OSError):  # likewise
             names = sorted((each.name for each in storage.entries(parent) if _shape(each.name) == shape), reverse=True)
-    for name in names[:_LOOKED_AT]:
+    for name in names:
         yield from _alike(storage, parent / name, rest[1:])
 
 

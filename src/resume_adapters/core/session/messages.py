@@ -69,8 +69,8 @@ def log_sibling(run: ResumableRun) -> None:
             "named after the time or the job is new at each launch.",
             run.directory,
             sibling.path,
-            sibling.state,
-            sibling.status.step,
+            sibling.left,
+            sibling.step,
         )
 
 
