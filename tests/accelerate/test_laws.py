@@ -400,7 +400,7 @@ def test_a_run_trains_on_after_a_save_that_failed(
     [
         pytest.param({}, marks=pytest.mark.long),
         pytest.param({"loader": {"dispatch_batches": True}}, marks=pytest.mark.long),
-        {"options": {"stage": "memory"}},
+        pytest.param({"options": {"stage": "memory"}}, marks=pytest.mark.long),
     ],
     ids=["sharded", "dispatched", "copied"],
 )
@@ -426,6 +426,7 @@ def test_the_files_are_those_of_the_bare_save_state(ranks: int, bench: contract.
 
 
 @pytest.mark.thorough
+@pytest.mark.long
 def test_the_laws_hold_in_fresh_interpreters(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     config = {"augment": True, "ema": True}
     contract.laws_in_fresh_interpreters(
@@ -462,6 +463,7 @@ def test_the_trace_of_a_resumed_run_is_that_of_an_uninterrupted_one(
 
 
 @pytest.mark.thorough
+@pytest.mark.long
 @pytest.mark.skipif(not stores.are_installed(), reason="the extra `trackers` installs them")
 def test_the_trackers_of_accelerate_continue_the_run(bench: contract.Bench, tmp_path: Path) -> None:
     config = {"trackers": ["wandb", "mlflow", "tensorboard"]}

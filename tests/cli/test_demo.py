@@ -19,6 +19,7 @@ def test_the_example_is_found(framework):
 
 
 @pytest.mark.thorough
+@pytest.mark.long
 @needs_transformers
 def test_a_run_killed_three_times_is_identical_to_one_that_never_was(command, tmp_path):
     done = command("demo", "--dir", tmp_path / "demo", "--seed", "1", "--json")

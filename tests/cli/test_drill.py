@@ -54,6 +54,7 @@ def test_a_run_that_was_killed_and_stopped_in_every_way_is_identical(command, tm
 
 
 @pytest.mark.thorough
+@pytest.mark.long
 def test_two_ranks_survive_the_loss_of_one_and_of_their_launcher(command, tmp_path):
     port = random.SystemRandom().randrange(10_000, 32_000)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port]

@@ -412,6 +412,7 @@ def test_a_run_directory_below_a_file_is_refused(bench: contract.Bench, tmp_path
 
 
 @pytest.mark.thorough
+@pytest.mark.long
 def test_the_laws_hold_in_fresh_interpreters(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     config = {"stage": 2, "augment": True, "ema": True}
     contract.laws_in_fresh_interpreters(

@@ -120,6 +120,7 @@ def test_a_callback_that_removes_older_checkpoints_hears_of_a_new_one_once_it_is
 
 
 @pytest.mark.thorough
+@pytest.mark.long
 def test_several_ranks_say_once_that_a_trainer_is_left_alone(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     (tmp_path / "train.py").write_text(SCRIPT.replace("save_steps=4", "save_only_model=True"))
@@ -207,6 +208,7 @@ def test_the_same_is_refused_as_with_a_callback(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.long
 def test_a_script_begins_with_the_weights_of_another_run(tmp_path: Path) -> None:
     """The option of the shell is read until the run has a checkpoint of its own."""
     assert launch(tmp_path / "a", *RUN).returncode == 0

@@ -569,6 +569,7 @@ def test_a_logger_reads_checkpoints_where_it_is_told_to(
 
 
 @pytest.mark.thorough
+@pytest.mark.long
 def test_the_laws_hold_in_fresh_interpreters(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     config = {"augment": True, "module_average": True}
     contract.laws_in_fresh_interpreters(

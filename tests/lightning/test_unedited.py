@@ -81,7 +81,7 @@ def bare_and_resumed(
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
+@pytest.mark.parametrize("package", ["lightning.pytorch", pytest.param("pytorch_lightning", marks=pytest.mark.long)])
 def test_a_killed_script_resumes_and_equals_one_that_was_not_killed(tmp_path: Path, package: str) -> None:
     """Under either name: with ``lightning`` both are installed, and many libraries make the Trainer of the other."""
     pytest.importorskip(package)

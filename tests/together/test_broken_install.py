@@ -71,7 +71,8 @@ def install(directory: Path) -> None:
     "broken",
     [
         raising,
-        *(pytest.param(each, marks=pytest.mark.thorough) for each in (moved, invalid, incomplete, unreadable)),
+        *(pytest.param(each, marks=pytest.mark.thorough) for each in (moved, unreadable)),
+        *(pytest.param(each, marks=[pytest.mark.thorough, pytest.mark.long]) for each in (invalid, incomplete)),
     ],
     ids=lambda each: each.__name__,
 )

@@ -42,6 +42,7 @@ def test_an_undisturbed_run_is_within_the_spread(memory):
     assert max(wrong) <= 5 * LEVEL * trials
 
 
+@pytest.mark.thorough
 def test_a_shift_of_the_size_that_is_reported_is_found_in_four_of_five_cases():
     rng = random.Random(2)
     trials, found = 100, 0

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from selection import often
 from waiting import until
 
 from launch import LONG, Server, free_port, search_path
@@ -133,13 +134,9 @@ HANGS = {
 }
 """Ranks that cannot be led out of what they do."""
 
-OFTEN = ("stopped", "two with Python's lock")
-
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    "name", [pytest.param(each, marks=[] if each in OFTEN else pytest.mark.long) for each in HANGS]
-)
+@pytest.mark.parametrize("name", often(HANGS, seldom=HANGS.keys() - {"two with Python's lock"}))
 def test_a_rank_that_cannot_be_led_out_is_started_again_with_all_others(
     tmp_path: Path, whole: list[dict[str, Any]], name: str
 ) -> None:

@@ -226,10 +226,12 @@ TestRunDirectory.settings = TestRunDirectoryOfFiles.settings = FEW
 
 
 @pytest.mark.thorough
+@pytest.mark.long
 class TestRunDirectoryForLong(RunDirectory.TestCase):
     settings = MANY
 
 
 @pytest.mark.thorough
+@pytest.mark.long
 class TestRunDirectoryOfFilesForLong(RunDirectoryOfFiles.TestCase):
     settings = MANY
