@@ -28,7 +28,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def bench() -> Iterator[contract.Bench]:
-    server = Server("torch", "numpy", *DEEPSPEED, "deepspeed_operators")
+def bench(request: pytest.FixtureRequest) -> Iterator[contract.Bench]:
+    # The thorough cases alone use DeepSpeed's own optimizers.
+    chosen = (item for item in request.session.items if item.path.is_relative_to(HERE))
+    compiled = ["deepspeed_operators"] if any(item.get_closest_marker("thorough") for item in chosen) else []
+    server = Server("torch", "numpy", *DEEPSPEED, *compiled)
     yield contract.Bench(server, HERE / "job.py", options="options")
     server.close()

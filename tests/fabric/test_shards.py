@@ -104,7 +104,8 @@ def test_a_damaged_shard_takes_the_previous_checkpoint(bench: contract.Bench, re
     contract.require_same_end(trace, reference(SHARDED, 2))
 
 
-@pytest.mark.parametrize("config", [pytest.param(SHARDED, marks=pytest.mark.thorough), FULL], ids=["sharded", "full"])
+@pytest.mark.thorough
+@pytest.mark.parametrize("config", [SHARDED, FULL], ids=["sharded", "full"])
 def test_the_shell_reads_what_was_saved(config: dict[str, Any], reference: Any) -> None:
     reference(config, 2)
     directory = reference.directory(config, 2)

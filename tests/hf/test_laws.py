@@ -201,7 +201,7 @@ test_killed_between_copy_and_commit = laws.killed_between_copy_and_commit
 test_an_empty_machine_resumes_from_the_mirror = laws.an_empty_machine_resumes_from_the_mirror
 test_weights_alone_are_kept = laws.weights_alone_are_kept
 test_an_epoch_begins_once_on_two_ranks = laws.thorough(laws.an_epoch_begins_once_on_two_ranks)
-test_an_audit_finds_a_flipped_bit = laws.of_each(laws.an_audit_finds_a_flipped_bit, contract.FLIPS, "weights")
+test_an_audit_finds_a_flipped_bit = laws.of_each(laws.an_audit_finds_a_flipped_bit, contract.FLIPS)
 test_a_kill_loses_no_step_that_memory_has = laws.a_kill_loses_no_step_that_memory_has
 
 

@@ -252,6 +252,7 @@ def test_an_evaluation_on_start_is_not_done_again(tmp_path: Path) -> None:
     assert [each["step"] for each in resumed.state.log_history if "eval_loss" in each] == [0, 2, 4, 6]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("on_start", "died"), [(False, 7), (True, 5)])
 def test_generation_is_configured_as_it_was(on_start: bool, died: int, tmp_path: Path) -> None:
     """The first generation changes the model's ``generation_config``; it comes after two saves, or before the first."""

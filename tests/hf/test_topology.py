@@ -62,7 +62,7 @@ SHARDS = {
 
 
 @pytest.mark.skipif(IS_OLD, reason="an Accelerate before 1.13 does not load the optimizer of FSDP2")
-@pytest.mark.parametrize("case", often(SHARDS, "sharded, 2 to 1"))
+@pytest.mark.parametrize("case", often(SHARDS))
 def test_shards_are_dealt_out_again(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     """What follows is compared with a run of one process, which has no shards."""
     expected = reference(spread(SHARDED, 1)[1])

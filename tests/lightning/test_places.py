@@ -96,6 +96,7 @@ def test_killed_within_a_file_whose_tmpdir_is_on_another_file_system(
 # ---- Disks that the nodes do not share
 
 
+@pytest.mark.thorough
 @contract.needs_own_disks
 def test_nodes_that_see_different_checkpoints_agree_on_one(
     bench: contract.Bench, reference: Any, tmp_path: Path

@@ -76,7 +76,7 @@ STOPS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
 }
 
 
-@pytest.mark.parametrize("whom", often(STOPS, "rank 1 alone"))
+@pytest.mark.parametrize("whom", often(STOPS))
 def test_a_stop_that_reaches_one_rank_stops_all(
     whom: str, bench: contract.Bench, reference: Any, tmp_path: Path
 ) -> None:
@@ -102,6 +102,7 @@ def test_ranks_that_log_other_metrics_save_under_the_names_of_rank_zero(bench: c
     assert len(names_of_ranks) == 3 and len(set(names_of_ranks)) == 1
 
 
+@pytest.mark.thorough
 @contract.needs_own_disks
 def test_nodes_with_disks_of_their_own_resume_from_what_both_have(
     bench: contract.Bench, reference: Any, tmp_path: Path

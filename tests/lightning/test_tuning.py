@@ -28,7 +28,7 @@ TUNED = {
 """What searches, a Tuner's method or a callback, and the steps of the kills."""
 
 
-@pytest.mark.parametrize("tuned", often(TUNED, "lr_find", "batch size"))
+@pytest.mark.parametrize("tuned", often(TUNED))
 def test_what_a_finder_trains_leaves_nothing_behind(tuned: str, bench: contract.Bench, tmp_path: Path) -> None:
     """It trains more steps than the first kill needs, so that a checkpoint of it would be resumed from."""
     # Lightning 2.4 doubles a batch once more, and counts an epoch of a search: it then trains fewer steps.

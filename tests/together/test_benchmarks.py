@@ -22,6 +22,7 @@ for name in found:
 """
 
 
+@pytest.mark.thorough
 def test_every_module_of_the_benchmarks_is_imported(server: Server, tmp_path: Path) -> None:
     missing = [name for name in NEEDS if importlib.util.find_spec(name) is None]
     if missing:

@@ -65,6 +65,7 @@ class Machine:
         assert (self.root / "final").read_text() == expected
 
 
+@pytest.mark.thorough
 def test_the_loop_goes_on_after_a_crash_and_ends_with_a_stop(tmp_path: Path) -> None:
     machine = Machine(tmp_path, exit_code=85)
     machine.at(10, "SIGKILL")
