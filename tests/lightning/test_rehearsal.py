@@ -95,3 +95,33 @@ def test_the_training_is_not_touched(tmp_path: Path, caplog: pytest.LogCaptureFi
         module = fit(tmp_path / "run", Draws(None, "nothing"), ResumeCallback())
     assert all(torch.equal(value, module.state_dict()[name]) for name, value in bare.state_dict().items())
     assert "loaded back" not in caplog.text
+
+
+class Held(pl.Callback):
+    """Counts steps; ``broken``: reads what it has not saved."""
+
+    def __init__(self, *, broken: bool = False) -> None:
+        self.broken, self.steps, self.loads = broken, torch.zeros(1), [0]
+
+    def on_train_batch_end(self, *arguments: Any) -> None:
+        self.steps += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.steps.copy_(state_dict.pop("count" if self.broken else "steps"))
+        self.loads[0] += 1
+
+
+def test_a_callback_that_does_not_load_what_it_saves_is_refused_at_the_save(tmp_path: Path) -> None:
+    module = Tuned(None, "nothing")
+    with pytest.raises(UnsupportedSetting, match=r"Held does not load what it saves \(KeyError: 'count'\), so that no"):
+        fit(tmp_path, module, Held(broken=True), ResumeCallback())
+    assert module.global_step == 2
+
+
+def test_the_callbacks_are_not_touched(tmp_path: Path) -> None:
+    counting = Held()
+    fit(tmp_path, Tuned(None, "nothing"), counting, ResumeCallback())
+    assert (counting.steps.item(), counting.loads) == (12, [0])

@@ -187,7 +187,7 @@ class LightningFramework(Framework):
 
         Raises:
             NotRehearsed: no copies can be made, the state is spread over processes, or a callback loads it too.
-            UnsupportedSetting: tensors that are trained do not come back.
+            UnsupportedSetting: tensors that are trained do not come back, or a callback does not load its state.
             NotRestored: an optimizer or a schedule does not.
         """
         trainer, module = self._trainer, self._trainer.lightning_module
@@ -209,6 +209,22 @@ class LightningFramework(Framework):
         for kind, key in (("optimizer", "optimizer_states"), ("scheduler", "lr_schedulers")):
             for each, saved in zip(made[kind], content[key], strict=True):
                 load_verified(kind, each, saved)
+        self._rehearse_callbacks(content["callbacks"])
+
+    def _rehearse_callbacks(self, states: dict[str, Any]) -> None:
+        trainer = self._trainer
+        for each in (each for each in trainer.callbacks if each.state_key in states):
+            beside = [trainer, trainer.lightning_module, trainer.datamodule, *trainer.callbacks]
+            try:
+                made = copies({"": each, **vars(each)}, [other for other in beside if other is not each])
+                made[""].load_state_dict(states[each.state_key])
+            except NotRehearsed:  # it cannot be copied; others can
+                continue
+            except Exception as error:  # of any kind: it is the script's method
+                raise UnsupportedSetting(
+                    f"{type(each).__name__} does not load what it saves ({type(error).__name__}: {error}), so that no "
+                    "launch could resume: correct its load_state_dict(), or leave it out"
+                ) from error
 
     def _rehearse_module(self, module: Any, content: dict[str, Any]) -> None:
         live = updated(self._trainer.lightning_module)
