@@ -23,7 +23,7 @@ BUDGETS = {
     "core/run": 1_190,
     "core/run_directory": 1_070,
     "core/saving": 700,
-    "core/session": 2_570,
+    "core/session": 2_580,
     "core/state": 1_910,
     "core/stop": 370,
     "core/storage": 470,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +104,7 @@ class Held(pl.Callback):
 
     def __init__(self, *, broken: bool = False) -> None:
         self.broken, self.steps, self.loads = broken, torch.zeros(1), [0]
+        self.beside: Any = None
 
     def on_train_batch_end(self, *arguments: Any) -> None:
         self.steps += 1
@@ -119,6 +122,13 @@ def test_a_callback_that_does_not_load_what_it_saves_is_refused_at_the_save(tmp_
     with pytest.raises(UnsupportedSetting, match=r"Held does not load what it saves \(KeyError: 'count'\), so that no"):
         fit(tmp_path, module, Held(broken=True), ResumeCallback())
     assert module.global_step == 2
+
+
+@pytest.mark.parametrize("holds", [threading.Lock, lambda: torch.zeros(30_000_000)], ids=["a lock", "too much"])
+def test_a_callback_that_cannot_be_copied_is_not_looked_at(holds: Callable[[], Any], tmp_path: Path) -> None:
+    callback = Held(broken=True)
+    callback.beside = holds()
+    assert fit(tmp_path, Tuned(None, "nothing"), callback, ResumeCallback()).global_step == 12
 
 
 def test_the_callbacks_are_not_touched(tmp_path: Path) -> None:

@@ -57,6 +57,9 @@ _READ = (
 
 _ONLY_RESUMED = ("optimizer_states", "lr_schedulers", "loops", "callbacks")  # seam: lightning 2.4-2.6
 
+_LARGEST_CALLBACK = 1e8
+"""Bytes of arrays in a callback that is copied at the first save."""
+
 _OF_LIGHTNING = frozenset(_READ) - {"callbacks"}
 """What no hook adds to."""
 
@@ -209,17 +212,18 @@ class LightningFramework(Framework):
         for kind, key in (("optimizer", "optimizer_states"), ("scheduler", "lr_schedulers")):
             for each, saved in zip(made[kind], content[key], strict=True):
                 load_verified(kind, each, saved)
-        self._rehearse_callbacks(content["callbacks"])
+        self._rehearse_callbacks(content.get("callbacks", {}))
 
     def _rehearse_callbacks(self, states: dict[str, Any]) -> None:
         trainer = self._trainer
+        beside = [trainer, trainer.lightning_module, trainer.datamodule, *trainer.callbacks]
         for each in (each for each in trainer.callbacks if each.state_key in states):
-            beside = [trainer, trainer.lightning_module, trainer.datamodule, *trainer.callbacks]
             try:
-                made = copies({"": each, **vars(each)}, [other for other in beside if other is not each])
-                made[""].load_state_dict(states[each.state_key])
-            except NotRehearsed:  # it cannot be copied; others can
+                copied = copies({"": each}, [other for other in beside if other is not each], _LARGEST_CALLBACK)[""]
+            except NotRehearsed:  # others can be copied
                 continue
+            try:
+                copied.load_state_dict(states[each.state_key])
             except Exception as error:  # of any kind: it is the script's method
                 raise UnsupportedSetting(
                     f"{type(each).__name__} does not load what it saves ({type(error).__name__}: {error}), so that no "

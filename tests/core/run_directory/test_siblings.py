@@ -73,6 +73,11 @@ def test_a_run_that_nobody_would_continue_is_none(state: RunState, last_commit: 
     assert unfinished_sibling(STORAGE, tmp_path / "run_2002") is None
 
 
+def test_another_users_run_is_none(tmp_path: Path) -> None:
+    leave(tmp_path / "user2001" / "project" / "results" / "logs" / "out")
+    assert unfinished_sibling(STORAGE, tmp_path / "user2002" / "project" / "results" / "logs" / "out") is None
+
+
 def test_one_that_was_killed_within_its_first_second_is_found_by_its_commit(tmp_path: Path) -> None:
     directory = leave(tmp_path / "run_2001", last_commit=43)
     found = unfinished_sibling(STORAGE, tmp_path / "run_2002")

@@ -14,14 +14,12 @@ from resume_adapters.core.run_directory.control import ControlDirectory
 from resume_adapters.core.run_directory.status import RunState, RunStatus, is_alive, observed_state
 from resume_adapters.core.storage.base import Storage
 
-_NEW_AT_EACH_LAUNCH = re.compile(r"(?<![.\d])\d{4}|\d\d[-_:]\d\d[-_:]\d\d")
-"""A date, a time or the number of a job; not the value of a setting, such as lr=0.0001."""
-
-_COUNTED = re.compile(r"(?<![.=\d])\d+$")
-"""The number of one of the last two directories: exp2, or version_3/checkpoints."""
-
-_LEVELS = 6
-"""How many directories of a path may be named so, from its end."""
+_NEW_AT_EACH_LAUNCH = (
+    (re.compile(r"\d\d[-_:]\d\d[-_:]\d\d"), 6),  # a date or a time
+    (re.compile(r"(?<![.\d])\d{4}"), 4),  # a year, or the number of a job; not the value of a setting: lr=0.0001
+    (re.compile(r"(?<![.=\d])\d+$"), 2),  # what is counted: exp2, or version_3/checkpoints
+)
+"""What tells that a directory of a path is new at each launch, and how far from the end of the path."""
 
 _LOOKED_AT = 100
 """How many paths are looked at, the latest first by their names."""
@@ -49,17 +47,16 @@ def unfinished_sibling(storage: Storage, directory: Path) -> Sibling | None:
         directory: the run directory of this launch, absolute.
     """
     parts = directory.parts
-    dated = [
-        number
-        for number, part in enumerate(parts)
-        if _NEW_AT_EACH_LAUNCH.search(part) or (number >= len(parts) - 2 and _COUNTED.search(part))
-    ]
-    first = next((number for number in dated if len(parts) - number <= _LEVELS), None)
+    first = next((at for at, part in enumerate(parts) if _is_new_at_each_launch(part, len(parts) - at)), None)
     if first is None:
         return None
     alike = itertools.islice(_alike(storage, Path(*parts[:first]), parts[first:]), _LOOKED_AT)
     found = [each for path in alike if path != directory and (each := _unfinished(storage, path)) is not None]
     return max(found, key=lambda each: each.updated, default=None)
+
+
+def _is_new_at_each_launch(name: str, from_end: int) -> bool:
+    return any(form.search(name) and from_end <= levels for form, levels in _NEW_AT_EACH_LAUNCH)
 
 
 def _unfinished(storage: Storage, path: Path) -> Sibling | None:
@@ -68,7 +65,9 @@ def _unfinished(storage: Storage, path: Path) -> Sibling | None:
         status = control.status.read()
         left = _left(status)
         # Not from the status, which knows nothing of the first second.
-        steps = [each["step"] for each in control.journal.history() if each["event"] == "commit"] if left else []
+        steps = (
+            [each.get("step") or 0 for each in control.journal.history() if each["event"] == "commit"] if left else []
+        )
     except OSError:  # another user's, or a file on the way: a hint is worth no error
         return None
     return Sibling(path, left, max(status.step, steps[-1]), status.updated) if status is not None and steps else None

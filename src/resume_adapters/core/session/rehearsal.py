@@ -7,11 +7,13 @@ not touched.
 from __future__ import annotations
 
 import copy
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from resume_adapters.core import devices
+from resume_adapters.core.observed.leaves import is_array
 from resume_adapters.core.saving.block import available_memory
 from resume_adapters.core.storage.local import LocalStorage
 
@@ -20,7 +22,7 @@ class NotRehearsed(Exception):
     """A save cannot be rehearsed, and the reason; it may be right all the same."""
 
 
-def copies(live: Mapping[str, Any], shared: Iterable[Any]) -> dict[str, Any]:
+def copies(live: Mapping[str, Any], shared: Iterable[Any], largest: float = math.inf) -> dict[str, Any]:
     """Return copies of modules, optimizers, schedules and scalers, which refer to each other as the originals do.
 
     The state of an optimizer is left out, as that of a new one is.
@@ -28,18 +30,20 @@ def copies(live: Mapping[str, Any], shared: Iterable[Any]) -> dict[str, Any]:
     Args:
         live: those; a value may be a list of some, or ``None``.
         shared: what they may refer to that is not copied, such as the trainer.
+        largest: bytes of arrays that are copied at most.
 
     Raises:
         NotRehearsed: they cannot be copied, or the copies do not fit into half of the free memory.
     """
-    held = list(_flat(live))
-    _require_memory(held)
     memo = _Memo({id(each): each for each in shared})
-    for each in filter(_is_optimizer, held):
-        memo[id(each.state)] = defaultdict(dict)
-    for each in _computed(held):  # torch copies no tensor with a graph; weight_norm and routers keep some
-        memo[id(each)] = each.detach()
+    memo.left = largest
     try:
+        held = list(_flat(live))
+        _require_memory(held)
+        for each in filter(_is_optimizer, held):
+            memo[id(each.state)] = defaultdict(dict)
+        for each in _computed(held):  # torch copies no tensor with a graph; weight_norm and routers keep some
+            memo[id(each)] = each.detach()
         made = {name: copy.deepcopy(each, memo) for name, each in live.items()}
         for each in filter(_is_optimizer, held):  # torch copies no further attributes of an optimizer
             other = memo[id(each)]
@@ -55,9 +59,12 @@ def copies(live: Mapping[str, Any], shared: Iterable[Any]) -> dict[str, Any]:
 class _Memo(dict[int, Any]):
     """The copies so far, by the identities of the originals; not many: a module may hold a dataset."""
 
+    left: float
+
     def __setitem__(self, identity: int, made: Any) -> None:
-        if len(self) >= _MOST:
-            raise NotRehearsed(f"what is trained holds more than {_MOST:,} objects")
+        self.left -= made.nbytes if is_array(made) else 0
+        if len(self) >= _MOST or self.left < 0:
+            raise NotRehearsed(f"what is trained holds more than {_MOST:,} objects, or large ones")
         super().__setitem__(identity, made)
 
 
