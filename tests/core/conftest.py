@@ -19,7 +19,7 @@ settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 
-@pytest.fixture(params=["directory", "file"])
+@pytest.fixture(params=["directory", pytest.param("file", marks=pytest.mark.thorough)])
 def shape(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the test with checkpoints that are directories, and with ones that are single files."""
     monkeypatch.setattr(miniature, "FILES", request.param == "file")

@@ -68,6 +68,7 @@ MOMENTS: dict[str, tuple[dict[str, Any], dict[str, dict[str, Any]]]] = {
 """Runs that are alike, each with the moments at which its launches are killed, one after the other."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("chain", MOMENTS)
 def test_killed_at_any_moment(chain: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     """Each launch of a chain is killed at the next of its moments, and the last one runs to the end."""

@@ -152,6 +152,7 @@ def test_a_plain_script_loads_what_was_saved(bench: contract.Bench, tmp_path: Pa
 LAUNCHES = {"2 to 3": [(2, 7, {"batch": 3}), (3, None, {"batch": 2})]}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", LAUNCHES)
 def test_another_number_of_ranks_goes_on(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     """Law 7, with the sampler that Fabric puts in."""
@@ -213,6 +214,7 @@ def test_nodes_with_disks_of_their_own_resume_from_what_both_have(
     contract.nodes_with_own_disks_resume(bench, tmp_path, config, reference(config, 2), KILL)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("take", contract.FORKS)
 def test_a_fork_equals_loading_by_hand(take: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     """A new run with the weights of another, and with its optimizer's state."""

@@ -32,7 +32,7 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", often(CASES, "sharded"))
+@pytest.mark.parametrize("case", often(CASES))
 def test_killed_twice_equals_never(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     """Laws 1 and 2. Weights and the optimizer's moments are gathered from all ranks, and compared bit for bit."""
     ranks, config = CASES[case]
@@ -113,6 +113,7 @@ def test_the_shell_reads_what_was_saved(config: dict[str, Any], reference: Any) 
     contract.export_is_the_model(directory, "out", ["0.weight", "0.bias", "4.weight", "4.bias"], ranks=2)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("config", [SHARDED, FULL], ids=["sharded", "full"])
 def test_a_plain_script_loads_what_was_saved(
     config: dict[str, Any], bench: contract.Bench, reference: Any, tmp_path: Path

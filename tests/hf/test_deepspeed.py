@@ -90,6 +90,7 @@ def test_a_damaged_shard_takes_everyone_to_the_previous_checkpoint(bench: contra
     )
 
 
+@pytest.mark.thorough
 def test_a_run_of_the_bare_trainer_is_taken_over(bench: contract.Bench, tmp_path: Path) -> None:
     config = {"zero": 2}
     assert bench.run(tmp_path, {**config, "bare": True, "kill": {"event": "on_step_end", "step": 13}}).killed

@@ -121,6 +121,7 @@ def test_killed_at_any_moment(chain: str, bench: contract.Bench, reference: Any,
     contract.interrupted_equals_uninterrupted(bench, tmp_path, config, expected, list(kills.values()))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("step", [2, 12])
 def test_a_script_that_refuses_a_full_directory_without_a_checkpoint(
     step: int, bench: contract.Bench, reference: Any, tmp_path: Path
@@ -343,6 +344,7 @@ def test_the_scale_of_a_grad_scaler_moves_in_its_test(reference: Any) -> None:
     assert final is not None and final["scaler"]["scale"] != 1024.0
 
 
+@pytest.mark.thorough
 def test_ddp_and_compiled_together(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     plain = {"samples": 100, "args": {"remove_unused_columns": False, "ddp_backend": "gloo"}}
     contract.interrupted_equals_uninterrupted(
@@ -440,9 +442,7 @@ GIVEN_UP: dict[str, tuple[dict[str, Any], int]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "case", often(GIVEN_UP, "that ends the training in mid-epoch", "of a new best between two epochs")
-)
+@pytest.mark.parametrize("case", often(GIVEN_UP))
 def test_an_evaluation_given_up_for_a_stop_is_done_again(
     case: str, bench: contract.Bench, reference: Any, tmp_path: Path
 ) -> None:

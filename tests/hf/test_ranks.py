@@ -94,6 +94,7 @@ def test_a_rank_without_its_random_state_takes_everyone_to_the_previous_checkpoi
     contract.require_same_end(trace, reference(config, 2))
 
 
+@pytest.mark.thorough
 @contract.needs_own_disks
 def test_nodes_with_disks_of_their_own_resume_from_what_both_have(
     bench: contract.Bench, reference: Any, tmp_path: Path

@@ -90,6 +90,7 @@ def test_a_damaged_shard_takes_everyone_to_the_previous_checkpoint(
     contract.require_same_steps(contract.read_trace(tmp_path / "run", ranks), reference(config, ranks), start=5)
 
 
+@pytest.mark.thorough
 def test_a_run_of_bare_lightning_is_taken_over(bench: contract.Bench, tmp_path: Path) -> None:
     config = {**ENGINE, "zero": 2}
     assert bench.run(tmp_path, {**config, "bare": True, "kill": {**FIRST, "step": 13}}).killed

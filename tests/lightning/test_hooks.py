@@ -274,6 +274,7 @@ class Measured(Line):
         self.log("largest", self.largest.compute()["max"])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("saving", ["validated", "trained", "recent"])
 def test_torchmetrics_objects_go_on(saving: str, tmp_path: Path) -> None:
     """Saved after a validation, an epoch and a batch: Lightning resets what was logged when all callbacks are done."""

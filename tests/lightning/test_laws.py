@@ -101,6 +101,7 @@ MOMENTS: dict[str, tuple[dict[str, Any], dict[str, dict[str, Any]]]] = {
 """Runs that are alike, each with the moments at which its launches are killed, one after the other."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("chain", MOMENTS)
 def test_killed_at_any_moment(chain: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     """Each launch of a chain is killed at the next of its moments, and the last one runs to the end."""
@@ -627,6 +628,7 @@ def test_the_loggers_of_lightning_continue_the_run(bench: contract.Bench, tmp_pa
     stores.continue_the_run(bench, tmp_path, config, *kills)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("take", contract.FORKS)
 def test_a_fork_equals_loading_by_hand(take: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     """A new run with the weights of another, and with its optimizer's state."""

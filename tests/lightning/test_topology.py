@@ -53,7 +53,7 @@ LAUNCHES = {
 }
 
 
-@pytest.mark.parametrize("case", often(LAUNCHES, "2 to 1, with 0 to 2 workers", "full, 1 to 2 to 1"))
+@pytest.mark.parametrize("case", often(LAUNCHES))
 def test_every_step_has_the_samples_that_it_would_have_had(
     case: str, bench: contract.Bench, reference: Any, tmp_path: Path
 ) -> None:

@@ -110,6 +110,7 @@ def test_an_option_is_described_alike_on_every_page(adapter: str) -> None:
     assert own and own.items() <= rows("hf").items()
 
 
+@pytest.mark.thorough
 def test_the_same_values_are_refused_for_the_same_reasons(server: Server, tmp_path: Path) -> None:
     refused = {}
     for adapter in TAKES:
