@@ -71,7 +71,9 @@ def install(directory: Path) -> None:
 @pytest.mark.parametrize(
     "broken",
     [
-        *(raising, moved, unreadable),
+        raising,
+        moved,
+        unreadable,
         *(pytest.param(each, marks=pytest.mark.long) for each in (invalid, incomplete)),
     ],
     ids=lambda each: each.__name__,

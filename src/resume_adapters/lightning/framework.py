@@ -217,7 +217,9 @@ class LightningFramework(Framework):
     def _rehearse_callbacks(self, states: dict[str, Any]) -> None:
         trainer = self._trainer
         beside = [trainer, trainer.lightning_module, trainer.datamodule, *trainer.callbacks]
-        for each in (each for each in trainer.callbacks if each.state_key in states):
+        for each in trainer.callbacks:
+            if each.state_key not in states:
+                continue
             try:
                 copied = copies({"": each}, [other for other in beside if other is not each], _LARGEST_CALLBACK)[""]
             except NotRehearsed:  # others can be copied

@@ -135,7 +135,6 @@ HANGS = {
 """Ranks that cannot be led out of what they do."""
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("name", often(HANGS, seldom=HANGS.keys() - {"two with Python's lock"}))
 def test_a_rank_that_cannot_be_led_out_is_started_again_with_all_others(
     tmp_path: Path, whole: list[dict[str, Any]], name: str

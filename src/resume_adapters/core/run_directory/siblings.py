@@ -64,13 +64,13 @@ def _unfinished(storage: Storage, path: Path) -> Sibling | None:
     try:
         status = control.status.read()
         left = _left(status)
+        if status is None or not left:
+            return None
         # Not from the status, which knows nothing of the first second.
-        steps = (
-            [each.get("step") or 0 for each in control.journal.history() if each["event"] == "commit"] if left else []
-        )
+        steps = [entry.get("step") or 0 for entry in control.journal.history() if entry["event"] == "commit"]
     except OSError:  # another user's, or a file on the way: a hint is worth no error
         return None
-    return Sibling(path, left, max(status.step, steps[-1]), status.updated) if status is not None and steps else None
+    return Sibling(path, left, max(status.step, steps[-1]), status.updated) if steps else None
 
 
 def _left(status: RunStatus | None) -> str:

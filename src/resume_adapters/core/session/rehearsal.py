@@ -60,11 +60,14 @@ class _Memo(dict[int, Any]):
     """The copies so far, by the identities of the originals; not many: a module may hold a dataset."""
 
     left: float
+    """Bytes of arrays that may yet be copied."""
 
     def __setitem__(self, identity: int, made: Any) -> None:
         self.left -= made.nbytes if is_array(made) else 0
-        if len(self) >= _MOST or self.left < 0:
-            raise NotRehearsed(f"what is trained holds more than {_MOST:,} objects, or large ones")
+        if len(self) >= _MOST:
+            raise NotRehearsed(f"what is trained holds more than {_MOST:,} objects")
+        if self.left < 0:
+            raise NotRehearsed("it holds larger arrays than are copied")
         super().__setitem__(identity, made)
 
 
