@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.checkpoint.native_files import read_native
@@ -277,6 +278,7 @@ class Launch:
 
     def __init__(self, directory: Path, die: Callable[[Launch], None] = lambda launch: None, **options: Any) -> None:
         torch.manual_seed(options.get("seed", 7))
+        random.seed(7)
         finished._FINISHED.clear()  # a process of its own would have finished nothing
         self.options = {"epochs": 3, "max_steps": None, "save_every": 4, "accumulation": 1, "batch": 4, **options}
         self.ranks = current_ranks()
@@ -312,6 +314,7 @@ class Launch:
             "followed": self._followed,
             "drawn": self._drawn,
             "anew": self._anew,
+            "resampled": self._resampled,
             "in turn": self._in_turn,
             "twice": self._twice,
             "evaluated": self._evaluated,
@@ -356,6 +359,13 @@ class Launch:
             generator = torch.Generator().manual_seed(epoch)
             for batch in self.loop.batches(DataLoader(range(20 + 4 * epoch), 4, shuffle=True, generator=generator)):
                 self._step(batch)
+
+    def _resampled(self, data: Any) -> None:
+        """Draw in each epoch which samples it has, and how far they are moved."""
+        for _ in self._epochs():
+            rows, moved = torch.randperm(22)[:14].tolist(), random.random() + torch.rand(1)
+            for batch in self.loop.batches(DataLoader(Subset(range(22), rows), 4, shuffle=True)):
+                self._step(batch + moved)
 
     def _in_turn(self, data: Any) -> None:
         """Use loaders in turn, each with a generator of its own that goes on from pass to pass."""

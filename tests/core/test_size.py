@@ -17,7 +17,7 @@ BUDGETS = {
     "core": 460,
     "core/checkpoint": 1_900,
     "core/dataloader": 1_430,
-    "core/loop": 1_720,
+    "core/loop": 1_730,
     "core/observed": 1_570,
     "core/recovery": 1_480,
     "core/run": 1_190,

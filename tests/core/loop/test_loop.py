@@ -49,6 +49,7 @@ SCRIPTS: dict[str, dict[str, Any]] = {
     "loaders together": {"script": "zip"},
     "loaders one after the other": {"script": "two"},
     "a loader made in each epoch": {"script": "anew", "save_every": 2},
+    "samples drawn in each epoch": {"script": "resampled", "save_every": 3, "epochs": 5},
     "initialized after the resume": {"script": "initialized"},
     "loaders in turn": {"script": "in turn", "save_every": 2, "epochs": 5},
     "a loader used twice": {"script": "twice", "save_every": 3},
@@ -60,7 +61,9 @@ SCRIPTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("script", often(SCRIPTS, "accumulating", "an elastic sampler", "loaders together"))
+@pytest.mark.parametrize(
+    "script", often(SCRIPTS, "accumulating", "an elastic sampler", "loaders together", "samples drawn in each epoch")
+)
 def test_left_at_any_batch_and_launched_again(tmp_path: Path, script: str) -> None:
     reference = Launch(tmp_path / "never", **SCRIPTS[script])()
     for deaths in ([5, 3], [6], [14 if script == "by steps" else 17]):

@@ -51,6 +51,7 @@ class LoopRankState(RankState):
         windows: the batches that optimizer steps took.
         memory: what the script keeps from launch to launch.
         ahead: :attr:`TakenAhead.habit`.
+        epoch_rng: the random state with which the script began the epoch; ``None`` in a checkpoint of an older version.
     """
 
     epoch: int
@@ -62,6 +63,7 @@ class LoopRankState(RankState):
     windows: list[int] | None = None
     memory: dict[str, Any] | None = None
     ahead: list[int] | None = None
+    epoch_rng: Annotated[dict[str, Any] | None, FRESH, Tried(rng.require)] = None
 
     @property
     def loader_states(self) -> Sequence[PassState]:
@@ -95,6 +97,7 @@ class LoopCheckpointing:
         self._variables = ScriptVariables(self._known)
         self._handed: weakref.WeakSet[Any] = weakref.WeakSet()
         self._counted: str | None = None
+        self._epoch_rng: dict[str, Any] | None = None
         self._framework = framework
         self._session = session
         self._name: str | None = None
@@ -135,10 +138,20 @@ class LoopCheckpointing:
         self._session.restorer.restore_parts(self._framework.parts())
 
     def begin_epochs(self) -> None:
-        """Verify what was restored; if the launch resumes within an epoch, when the script has begun that once more."""
+        """Verify what was restored; if the launch resumes within an epoch, when the script has begun that once more.
+
+        It draws then what it drew before: which samples the epoch has, or how far they are moved.
+        """
         context = self._session.context
-        is_own = context is not None and context.rank_state is not None
-        self.loaded.begin_epochs(is_within=is_own and self.passes.go_on)
+        state: LoopRankState | None = context.rank_state if context is not None else None
+        is_within = state is not None and self.passes.go_on
+        self.loaded.begin_epochs(is_within=is_within)
+        if is_within and state is not None and state.epoch_rng is not None:
+            rng.resume(state.epoch_rng)
+
+    def begin_epoch(self) -> None:
+        """Note the random state with which the script begins an epoch."""
+        self._epoch_rng = rng.capture()
 
     def _load_again(self, context: RestoreContext) -> None:
         self._load(context)
@@ -236,6 +249,7 @@ class LoopCheckpointing:
             windows=self.windows.lengths(),
             memory=self.memory,
             ahead=self.passes.ahead.habit,
+            epoch_rng=self._epoch_rng,
         )
 
     def parts(self) -> dict[str, Stateful]:

@@ -176,6 +176,7 @@ class ResumableLoop:
         with self._closing():
             self._checkpointing.begin_epochs()
         while count is None or self.epoch < count:
+            self._checkpointing.begin_epoch()
             yield self.epoch
             self._guard.require_counted()
             self._has_moved = True
