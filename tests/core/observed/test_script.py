@@ -33,6 +33,18 @@ for epoch in range(2):
 """,
         ["best", "patience"],
     ),
+    "what a later epoch sets for those that follow": (
+        """
+reference = None
+for epoch in range(2):
+    if epoch == 1:
+        reference = 1.0
+    for batch in range(2):
+        print(reference)
+        step()
+""",
+        ["reference"],
+    ),
     "a sum that is reset in each epoch": (
         """
 for epoch in range(2):

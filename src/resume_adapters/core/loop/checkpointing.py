@@ -14,6 +14,7 @@ from resume_adapters.core.loop.metrics import BestMetrics, LoopMetrics, LossSum
 from resume_adapters.core.loop.passes import EpochPasses
 from resume_adapters.core.loop.repeated import LoadedState, refill
 from resume_adapters.core.loop.windows import StepWindows, TakenAhead, counted_from_zero
+from resume_adapters.core.observed.epoch_values import made_in_epoch
 from resume_adapters.core.observed.script import Place, calling_script, carried, of_the_run
 from resume_adapters.core.observed.variables import ScriptVariables
 from resume_adapters.core.session.context import RestoreContext
@@ -34,6 +35,12 @@ _NO_LOADER = (
 _CARRIED = (
     "the loop carries what is in these variables from step to step, and after a resume they start over: keep them in "
     "run.memory, a dict that is saved, or pass an object with state_dict(), or a random generator, as a part"
+)
+
+_OF_AN_EPOCH = (
+    "an epoch begins by making these of what is trained, and a resume within it makes them of what is trained by then: "
+    "keep data in run.memory with their epoch, and make them where it has another; pass the copy of a model as a part "
+    "that each epoch loads into"
 )
 
 
@@ -94,6 +101,7 @@ class LoopCheckpointing:
         self.loaded = LoadedState(session, self._load_again)
         self.script: list[Place] | None = None
         self._carried: list[str] | None = None
+        self._of_epoch: list[str] = []
         self._variables = ScriptVariables(self._known)
         self._handed: weakref.WeakSet[Any] = weakref.WeakSet()
         self._counted: str | None = None
@@ -184,6 +192,7 @@ class LoopCheckpointing:
         self.loaded.end()
         self.script = calling_script()
         self._variables.begin()
+        self._of_epoch = made_in_epoch(self._known())
 
     def _known(self) -> list[Any]:
         """Return what is saved, or looked at, beside the variables of the script."""
@@ -271,8 +280,9 @@ class LoopCheckpointing:
             self._carried = carried(self.script)
         names = self._carried or []
         names = [*names, *self._variables.changed(names, of_the_run(self.script or []))]
-        if names:
-            entries.append(PartEntry("script", "missing", f"{', '.join(names)}: {_CARRIED}"))
+        for named, why in ((names, _CARRIED), (self._of_epoch, _OF_AN_EPOCH)):
+            if named:
+                entries.append(PartEntry("script", "missing", f"{', '.join(named)}: {why}"))
         return entries
 
     def facts(self) -> CheckpointFacts:

@@ -107,25 +107,28 @@ def rebound(code: CodeType, line: int) -> set[str] | None:
     """Return the names to which a step of the loops around a line gives values; ``None`` where there is no source."""
     if not linecache.getlines(code.co_filename):
         return None
-    loops = _loops(_scope(code), line)
-    return {name for loop in loops for node in _within(loop) for name in _stored(node)}
+    loops = loops_around(scope_of(code), line)
+    return {name for loop in loops for node in within(loop) for name in _stored(node)}
 
 
 def _carried_at(place: Place) -> Iterator[str]:
-    scope = _scope(place.code)
-    loops = _loops(scope, place.line)
+    scope = scope_of(place.code)
+    loops = loops_around(scope, place.line)
     if not loops:
         return
     run = _receiver(loops[-1], place.line)
     values: dict[str, ast.expr] = {}
-    lines: dict[str, int] = {}
-    for node in _within(scope, place.line):
-        for name, value in _assignments(node) if getattr(node, "lineno", place.line) < loops[-1].lineno else ():
-            values[name], lines[name] = value, getattr(node, "lineno", 0)
-    for name in [each for each in values if each in place.data]:
-        around = [loop for loop in loops if loop.lineno > lines[name]]
-        if _begins_again(values[name], run, values) and any(_is_carried(loop, name) for loop in around):
-            yield f"`{name}` ({Path(place.code.co_filename).name}:{lines[name]})"
+    found: dict[str, int] = {}
+    before = {each: getattr(each, "lineno", place.line) for each in within(scope, place.line)}
+    for node, line in before.items():
+        for name, value in assignments(node) if line < loops[-1].lineno else ():
+            values[name] = value
+            around = [loop for loop in loops if loop.lineno > line]
+            is_new = name in place.data and name not in found and _begins_again(value, run, values)
+            if is_new and any(_is_carried(loop, name) for loop in around):
+                found[name] = line
+    for name, line in found.items():
+        yield f"`{name}` ({Path(place.code.co_filename).name}:{line})"
 
 
 def _is_data(value: Any) -> bool:
@@ -136,7 +139,7 @@ def _is_data(value: Any) -> bool:
 
 def _receiver(loop: ast.AST, line: int) -> str:
     """Return how the script writes the run whose method it calls at a line; nothing where it calls another function."""
-    calls = [node for node in _within(loop) if isinstance(node, ast.Call) and node.lineno <= line <= _end(node)]
+    calls = [node for node in within(loop) if isinstance(node, ast.Call) and node.lineno <= line <= _end(node)]
     steps = [each.func for each in calls if isinstance(each.func, ast.Attribute) and each.func.attr == "step"]
     return ast.unparse(steps[0].value) if steps else ""
 
@@ -152,7 +155,7 @@ def _end(node: ast.stmt | ast.expr) -> int:
     return node.end_lineno or node.lineno
 
 
-def _scope(code: CodeType) -> ast.AST:
+def scope_of(code: CodeType) -> ast.AST:
     """Return the function, or the module, that is running."""
     tree = _tree(code.co_filename)
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
@@ -160,9 +163,9 @@ def _scope(code: CodeType) -> ast.AST:
     return named[-1] if named else tree
 
 
-def _loops(scope: ast.AST, line: int) -> list[ast.For | ast.While]:
+def loops_around(scope: ast.AST, line: int) -> list[ast.For | ast.While]:
     """Return the loops of a function or a module around a line, outermost first."""
-    return [node for node in _within(scope) if isinstance(node, _LOOPS) and _holds(node, line)]
+    return [node for node in within(scope) if isinstance(node, _LOOPS) and _holds(node, line)]
 
 
 @functools.lru_cache(maxsize=8)
@@ -180,7 +183,7 @@ def _holds(node: ast.stmt, line: int) -> bool:
     return first <= line <= _end(node)
 
 
-def _within(scope: ast.AST, line: int = 0) -> Iterator[ast.AST]:
+def within(scope: ast.AST, line: int = 0) -> Iterator[ast.AST]:
     """Yield the statements and expressions of a function or a module, outermost first, but not of functions in it.
 
     Args:
@@ -194,10 +197,10 @@ def _within(scope: ast.AST, line: int = 0) -> Iterator[ast.AST]:
     for node in children:
         yield node
         if not isinstance(node, _SCOPES):
-            yield from _within(node, line)
+            yield from within(node, line)
 
 
-def _assignments(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+def assignments(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
     """Yield the names that a statement assigns, each with its value, or with that of the whole statement."""
     if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
         return
@@ -211,13 +214,13 @@ def _assignments(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
 
 def _is_carried(loop: ast.For | ast.While, name: str) -> bool:
     """Return whether the body of a loop changes a variable, and reads what the iteration before has left in it."""
-    nodes = list(_within(loop))
+    nodes = list(within(loop))
     if any(_is_advance(node, name) for node in nodes):
         return True
     if not any(name in _stored(node) for node in nodes):
         return False
     given: set[ast.AST] = set()
-    for inner in [loop, *(node for node in _within(loop) if isinstance(node, _LOOPS))]:
+    for inner in [loop, *(node for node in within(loop) if isinstance(node, _LOOPS))]:
         assigned = next((each for each in _unconditional(inner) if name in _assigned(each)), None)
         if assigned is not None:
             given.update(node for node in ast.walk(inner) if not _comes_before(node, assigned))
