@@ -25,6 +25,7 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
     ),
     "dispatched-stream": (2, {"data": "stream", "samples": 100, "augment": True, "args": {**ARGS, "max_steps": 21}}),
     "dispatched-stream-filled-up": (2, {"data": "stream", "samples": 99, "args": {**ARGS, "max_steps": 21}}),
+    "dispatched-stream-saved-at-its-end": (2, {"data": "stream", "samples": 80, "args": {**ARGS, "max_steps": 17}}),
     "three-ranks": (3, {"samples": 100, "args": ARGS, "width": 64}),
     "three-ranks-rebuilt-buckets": (
         3,

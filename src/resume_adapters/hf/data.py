@@ -80,11 +80,12 @@ class TrainingData:
         loader = self.loader
         assert loader is not None, "the trainer has its loader"
         used = min(self.consumed * self._fetches, loader.fetched)
-        is_through = loader.exhausted and used == loader.fetched
-        if self._first_slice is not None:
-            is_through = self._first_slice.is_through()
-        whole = between_epochs and (not stopping or is_through)
-        position = loader.position_between() if whole or self._leaves_rest(loader) else loader.position(used)
+        if self._first_slice is None:
+            is_over, is_through = False, loader.exhausted and used == loader.fetched
+        else:  # a rank that fetches nothing sees no end beneath
+            is_over = is_through = self._first_slice.is_through()
+        is_over = is_over or (between_epochs and (not stopping or is_through)) or self._leaves_rest(loader)
+        position = loader.position_between() if is_over else loader.position(used)
         return self._session.loaders.state(loader, position, self.consumed, self.global_batch, self._fetches)
 
     def _leaves_rest(self, loader: TrackedLoader) -> bool:
