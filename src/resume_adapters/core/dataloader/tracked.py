@@ -137,11 +137,20 @@ class TrackedLoader:
 
         A ``StatefulDataLoader`` makes it when its state is first asked for. An adapter may have kept that moment as
         ``resume_made``, an :class:`AlreadyMade`: the new iterator then yields the batches of the old one.
+
+        Raises:
+            UnsupportedSetting: nobody has kept it, so that other batches would follow.
         """
         if not getattr(self.loader, "_initial_iter_for_state_dict", False):  # seam: torchdata 0.11
             return False
+        if self._made is None:
+            raise UnsupportedSetting(
+                "a StatefulDataLoader has begun its first pass already, as accelerator.prepare() or state_dict() lets "
+                "it do, and with which random state is not known: import resume_adapters.accelerate at the top of the "
+                "script, before prepare(), or ask for no state_dict() of the loader before the run begins"
+            )
         self.loader._iterator, self.loader._initial_iter_for_state_dict = None, False  # seam: torchdata 0.11
-        return self._made is not None
+        return True
 
     def attach(
         self,

@@ -106,6 +106,7 @@ class LoopCheckpointing:
         self._handed: weakref.WeakSet[Any] = weakref.WeakSet()
         self._counted: str | None = None
         self._epoch_rng: dict[str, Any] | None = None
+        self._rng_of_save: dict[str, Any] | None = None
         self._framework = framework
         self._session = session
         self._name: str | None = None
@@ -156,6 +157,14 @@ class LoopCheckpointing:
         self.loaded.begin_epochs(is_within=is_within)
         if is_within and state is not None and state.epoch_rng is not None:
             rng.resume(state.epoch_rng)
+            self._rng_of_save = state.rng
+
+    def go_on(self) -> None:
+        """Verify what was restored where the pass goes on, with the random state of the save."""
+        self.loaded.go_on()
+        if self._rng_of_save is not None:
+            rng.restore(self._rng_of_save)
+            self._rng_of_save = None
 
     def begin_epoch(self) -> None:
         """Note the random state with which the script begins an epoch."""

@@ -272,7 +272,7 @@ class ResumableLoop:
         self.resume()
         if self._passes.next_goes_on:
             with self._closing():
-                self._checkpointing.loaded.go_on()
+                self._checkpointing.go_on()
         open_pass = None if self._over else self._passes.begin(loader, limit)
         if open_pass is None:
             return
