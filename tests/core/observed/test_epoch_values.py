@@ -35,11 +35,15 @@ FOUND: dict[str, tuple[str, list[str]]] = {
         ["labels", "total", "table"],
     ),
     "nothing of the parameters themselves, or of settings of the model": (
-        "held, alias, again = list(model.parameters()), model, nn.Sequential(model.first)\n"
+        "held, alias = [list(model.parameters()), model.first.bias.detach()], model\n"
+        "again = nn.Sequential(model.first)\n"
         "table, count, name = torch.rand(model.width), len(parameters), str(model)",
         [],
     ),
-    "nothing that follows from no model": ("mask, gone = torch.rand(4), agent.nothing if False else 0.5", []),
+    "nothing that follows from no model": (
+        "mask, gone = torch.rand(4), agent.nothing if False else 0.5\nheld = [held, model]\nheld.append(held)",
+        [],
+    ),
     "nothing that the run keeps": (
         "if memory.get('epoch') != epoch:\n    memory.update(epoch=epoch, labels=model(data))\n"
         "labels = memory['labels']\n"

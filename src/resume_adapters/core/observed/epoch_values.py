@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from resume_adapters.core.observed.leaves import is_array
+from resume_adapters.core.observed.leaves import is_array, memory_of
 from resume_adapters.core.observed.paths import is_module, submodules, tensors_of
 from resume_adapters.core.observed.script import assignments, loops_around, release, scope_of, script_frames, within
 from resume_adapters.core.state.untouched import ABSENT, attributes, container, is_a, items
@@ -25,6 +25,9 @@ _EPOCHS, _PASSES = (".epochs(",), (".batches(", ".enumerate(")
 
 _MANY = 100
 """Items of a container that are looked at."""
+
+_DEEP = 4
+"""Containers within each other that are looked at."""
 
 _OF_A_MODULE = ("_modules", "_parameters", "_buffers")
 
@@ -64,7 +67,9 @@ class _EpochBody:
 
     def __init__(self, frame: FrameType, held: Mapping[str, Any], saved: list[Any]) -> None:
         parts = [part for each in saved if is_module(each) for _, part in submodules(each)]
-        self._trained = {id(each) for part in parts for each in (part, *tensors_of(part).values())}
+        tensors = [each for part in parts for each in tensors_of(part).values()]
+        self._trained = {id(each) for each in (*parts, *tensors)}
+        self._memory = {memory_of(each) for each in tensors}
         self._saved = {id(each) for each in saved}
         self._held = held
         self._line = frame.f_lineno
@@ -113,17 +118,17 @@ class _EpochBody:
         inner = items(value)[:_MANY] if container(value) not in (None, dict) else attributes(value).values()
         return any(id(each) in self._trained for each in (value, *inner))
 
-    def _is_made(self, value: Any) -> bool:
-        """Return whether a value is data, or a module, of its own."""
+    def _is_made(self, value: Any, depth: int = _DEEP) -> bool:
+        """Return whether a value is data, or a module, with memory of its own."""
         from torch.utils.data import DataLoader
 
-        if is_array(value) or is_a(value, float, DataLoader):
-            return id(value) not in self._trained
+        if is_array(value):
+            return memory_of(value) not in self._memory
         if is_module(value):
-            held = (each for _, part in submodules(value) for each in tensors_of(part).values())
-            return any(id(each) not in self._trained for each in held)
+            return any(self._is_made(each) for _, part in submodules(value) for each in tensors_of(part).values())
         inner = () if container(value) is None else dict.values(value) if is_a(value, dict) else items(value)
-        return any(self._is_made(each) for each in itertools.islice(inner, _MANY))
+        is_data = is_a(value, float, DataLoader)
+        return is_data or (depth > 0 and any(self._is_made(each, depth - 1) for each in itertools.islice(inner, _MANY)))
 
 
 def _given(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
