@@ -188,7 +188,7 @@ def test_a_script_may_hold_what_nobody_may_touch(kind: str) -> None:
     held, kept = made(kind), [0]
     loader = DataLoader(Sequence(), sampler=[])
     variables = ScriptVariables(lambda: [held, made(kind), loader])
-    variables.begin()
+    variables.begin([held, made(kind), loader])
     for _ in range(2):
         kept.append(1)
         changed(held)

@@ -141,7 +141,7 @@ def test_what_a_loop_changes(what: str, in_function: bool, tmp_path: Path) -> No
 
     def look(index: int) -> None:
         if index == 0:
-            variables.begin()
+            variables.begin(saved)
         else:
             variables.compare()
 
@@ -160,7 +160,7 @@ def test_what_a_module_within_a_saved_one_holds_is_saved_too() -> None:
     inner = Counting(2, 2)
     outer = torch.nn.Sequential(torch.nn.Sequential(inner))
     variables = ScriptVariables(lambda: [outer])
-    variables.begin()
+    variables.begin([outer])
     inner.calls = (1,)
     variables.compare()
     assert variables.changed([]) == []
@@ -182,7 +182,7 @@ def test_what_an_object_of_the_script_counts_is_found_also_late() -> None:
     stopper, saved, run = Stopper(), Stopper(), Stopper()
     stopper.resumed = run.global_step
     variables = ScriptVariables(lambda: [saved, run])
-    variables.begin()
+    variables.begin([saved, run])
     for save in range(1, 9):
         variables.compare()
         if save == 5:
@@ -198,7 +198,7 @@ def test_what_an_object_of_the_script_counts_is_found_also_late() -> None:
 def test_a_script_without_a_source_is_left_alone() -> None:
     variables = ScriptVariables(list)
     source = "rows = []\nfor _ in range(2):\n    rows.append(1)\n    look()\n"
-    exec(compile(source, "/gone.py", "exec"), {"look": lambda: (variables.compare(), variables.begin())})
+    exec(compile(source, "/gone.py", "exec"), {"look": lambda: (variables.compare(), variables.begin([]))})
     variables.compare()
     assert not any("rows" in each for each in variables.changed([]))
 

@@ -153,11 +153,11 @@ class LoopCheckpointing:
         """
         context = self._session.context
         state: LoopRankState | None = context.rank_state if context is not None else None
-        is_within = state is not None and self.passes.go_on
-        self.loaded.begin_epochs(is_within=is_within)
-        if is_within and state is not None and state.epoch_rng is not None:
-            rng.resume(state.epoch_rng)
-            self._rng_of_save = state.rng
+        within = state if self.passes.go_on else None
+        self.loaded.begin_epochs(is_within=within is not None)
+        if within is not None and within.epoch_rng is not None:
+            rng.restore(within.epoch_rng)
+            self._rng_of_save = within.rng
 
     def go_on(self) -> None:
         """Verify what was restored where the pass goes on, with the random state of the save."""
@@ -200,8 +200,9 @@ class LoopCheckpointing:
         """
         self.loaded.end()
         self.script = calling_script()
-        self._variables.begin()
-        self._of_epoch = made_in_epoch(self._known())
+        known = self._known()  # it searches for schedules among all objects
+        self._variables.begin(known)
+        self._of_epoch = made_in_epoch(known)
 
     def _known(self) -> list[Any]:
         """Return what is saved, or looked at, beside the variables of the script."""

@@ -11,13 +11,12 @@ import ast
 import itertools
 from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from resume_adapters.core.observed import script
 from resume_adapters.core.observed.leaves import is_array, memory_of
 from resume_adapters.core.observed.paths import is_module, submodules, tensors_of
-from resume_adapters.core.observed.script import assignments, loops_around, release, scope_of, script_frames, within
 from resume_adapters.core.state.untouched import ABSENT, attributes, container, is_a, items
 
 _EPOCHS, _PASSES = (".epochs(",), (".batches(", ".enumerate(")
@@ -38,16 +37,16 @@ def made_in_epoch(saved: Iterable[Any]) -> list[str]:
     Args:
         saved: what is saved of the training.
     """
-    frames = list(script_frames())
-    loops = [loops_around(scope_of(each.f_code), each.f_lineno) for each in frames]
+    frames = list(script.script_frames())
+    loops = [script.loops_around(script.scope_of(each.f_code), each.f_lineno) for each in frames]
     number = next((number for number, each in enumerate(loops) if _over(each, _PASSES)), len(frames))
     if not any(_over(each, _EPOCHS) for each in loops[number:]):
         return []
     frame, own = frames[number], _over(loops[number], _EPOCHS)
     held = frame.f_locals
     found = _EpochBody(frame, ChainMap(dict(held), frame.f_globals), list(saved))
-    release(held, frame.f_code)
-    return found.made(own[-1] if own else scope_of(frame.f_code), _over(loops[number], _PASSES)[0])
+    script.release(held, frame.f_code)
+    return found.made(own[-1] if own else script.scope_of(frame.f_code), _over(loops[number], _PASSES)[0])
 
 
 def _over(loops: Iterable[ast.For | ast.While], words: tuple[str, ...]) -> list[ast.For]:
@@ -72,23 +71,23 @@ class _EpochBody:
         self._memory = {memory_of(each) for each in tensors}
         self._saved = {id(each) for each in saved}
         self._held = held
-        self._line = frame.f_lineno
-        self._file = Path(frame.f_code.co_filename).name
+        self._frame = frame
         self._following: dict[str, int] = {}
 
     def made(self, body: ast.AST, reader: ast.For) -> list[str]:
         """Return the variables that follow from what is trained, and that the body of a pass reads."""
         kept = set[str]()
-        for node in within(body, self._line):
-            if getattr(node, "lineno", reader.lineno) < reader.lineno:
-                for name, value in _given(node):
-                    if self._is_of_the_run(value):
-                        kept.add(name)
-                    elif self._follows(value) and id(self._held.get(name)) not in self._saved:
-                        self._following.setdefault(name, getattr(node, "lineno", 0))
-        read = {each.id for each in within(reader) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)}
+        for node, line in script.before(reader, body, self._frame.f_lineno):
+            for name, value in _given(node):
+                if self._is_of_the_run(value):
+                    kept.add(name)
+                elif self._follows(value) and id(self._held.get(name)) not in self._saved:
+                    self._following.setdefault(name, line)
+        read = {
+            each.id for each in script.within(reader) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)
+        }
         found = [each for each in self._following if each in read - kept and self._is_made(self._held.get(each))]
-        return [f"`{each}` ({self._file}:{self._following[each]})" for each in found]
+        return [script.shown(each, self._frame.f_code, self._following[each]) for each in found]
 
     def _is_of_the_run(self, value: ast.expr) -> bool:
         """Return whether an expression reads ``run.memory``, or something else that is saved and is no module."""
@@ -133,7 +132,7 @@ class _EpochBody:
 
 def _given(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
     """Yield the names that a statement or a call gives something, each with what it is given."""
-    yield from assignments(node)
+    yield from script.assignments(node)
     if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
         yield node.target.id, node.value
     if isinstance(node, ast.Assign):

@@ -119,16 +119,14 @@ def _carried_at(place: Place) -> Iterator[str]:
     run = _receiver(loops[-1], place.line)
     values: dict[str, ast.expr] = {}
     found: dict[str, int] = {}
-    before = {each: getattr(each, "lineno", place.line) for each in within(scope, place.line)}
-    for node, line in before.items():
-        for name, value in assignments(node) if line < loops[-1].lineno else ():
+    for node, line in before(loops[-1], scope, place.line):
+        for name, value in assignments(node):
             values[name] = value
             around = [loop for loop in loops if loop.lineno > line]
             is_new = name in place.data and name not in found and _begins_again(value, run, values)
             if is_new and any(_is_carried(loop, name) for loop in around):
                 found[name] = line
-    for name, line in found.items():
-        yield f"`{name}` ({Path(place.code.co_filename).name}:{line})"
+    yield from (shown(name, place.code, line) for name, line in found.items())
 
 
 def _is_data(value: Any) -> bool:
@@ -198,6 +196,19 @@ def within(scope: ast.AST, line: int = 0) -> Iterator[ast.AST]:
         yield node
         if not isinstance(node, _SCOPES):
             yield from within(node, line)
+
+
+def before(loop: ast.For | ast.While, scope: ast.AST, line: int) -> Iterator[tuple[ast.AST, int]]:
+    """Yield what is before a loop, each with its line: of a scope, but for branches that exclude a line."""
+    for node in within(scope, line):
+        begins = getattr(node, "lineno", loop.lineno)
+        if begins < loop.lineno:
+            yield node, begins
+
+
+def shown(name: str, code: CodeType, line: int) -> str:
+    """Return a variable as a user is told of it: its name, and the file and line that give it a value."""
+    return f"`{name}` ({Path(code.co_filename).name}:{line})"
 
 
 def assignments(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:

@@ -56,15 +56,19 @@ class ScriptVariables:
         self._saves = 0
         self._found: dict[str, str] = {}
 
-    def begin(self) -> None:
-        """Look at the variables of the calls that are running, for :meth:`compare`; within the first step."""
+    def begin(self, saved: Iterable[Any]) -> None:
+        """Look at the variables of the calls that are running, for :meth:`compare`; within the first step.
+
+        Args:
+            saved: what is saved, or looked at, by others now.
+        """
         scopes = _scopes()
         self._held = {
             (scope, name): _ANY if scope == _CALLS else id(each)
             for scope, held in scopes.items()
             for name, each in held.items()
         }
-        self._start = self._look(scopes, ())  # what hangs on loaders is left out at the save: they take 0.1 s to find
+        self._start = _look(scopes, saved)  # what hangs on loaders is left out at the save: they take 0.1 s to find
 
     def compare(self) -> None:
         """Look again, before the first two saves of a launch and ever fewer of the later ones; within the loop."""
@@ -78,7 +82,8 @@ class ScriptVariables:
             scope: {name: each for name, each in held.items() if self._held.get((scope, name)) in (id(each), _ANY)}
             for scope, held in scopes.items()
         }
-        for path, leaf in self._start.changed(self._look(same, instances(DataLoader))).items():
+        saved = [*self._saved(), *instances(DataLoader)]
+        for path, leaf in self._start.changed(_look(same, saved)).items():
             live = paths.get(same, path)
             if (leaf.kind in _CONTENT or type(live) in CONTAINERS or _is_carried(live)) and _is_of_the_script(
                 same, path
@@ -97,9 +102,9 @@ class ScriptVariables:
         found = {name: text for name, text in self._found.items() if name.rpartition(".")[2] not in restored}
         return [text for name, text in found.items() if name not in names]
 
-    def _look(self, scopes: Mapping[str, Any], loaders: Iterable[Any]) -> Census:
-        saved = [*_held_by([*self._saved(), *loaders])]
-        return walk.take(Subjects(roots=scopes, captured=saved, foreign=_LIBRARIES), time.perf_counter)
+
+def _look(scopes: Mapping[str, Any], saved: Iterable[Any]) -> Census:
+    return walk.take(Subjects(roots=scopes, captured=[*_held_by(saved)], foreign=_LIBRARIES), time.perf_counter)
 
 
 _CODE = (FunctionType, type)

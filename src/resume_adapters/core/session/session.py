@@ -220,7 +220,7 @@ class Session:
 
     def watch_script(self) -> None:
         """Look at the variables of the script that called the framework, to name those that the training changes."""
-        self._variables.begin()
+        self._variables.begin(self._looked_at())
 
     def begin_settings(self) -> None:
         """Compare the optimizers and schedules with those of the checkpoint; once, before anything is loaded into them.
