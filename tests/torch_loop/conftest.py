@@ -16,6 +16,6 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(scope="session")
 def bench() -> Iterator[contract.Bench]:
-    server = Server("torch")
+    server = Server("torch", "torch.distributed.optim")
     yield contract.Bench(server, HERE / "job.py", options="options")
     server.close()

@@ -153,6 +153,7 @@ def _end(node: ast.stmt | ast.expr) -> int:
     return node.end_lineno or node.lineno
 
 
+@functools.lru_cache(maxsize=64)  # a walk through a whole file, and asked for at each look
 def scope_of(code: CodeType) -> ast.AST:
     """Return the function, or the module, that is running."""
     tree = _tree(code.co_filename)

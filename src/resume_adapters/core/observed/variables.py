@@ -140,6 +140,7 @@ def _kept_by(code: Any) -> Iterator[tuple[str, Any]]:
                     yield name, cells[name].cell_contents if name in cells else each.__globals__[name]
 
 
+@functools.lru_cache(maxsize=1024)  # all code of the script, and asked for at each look
 def _read_and_stored(code: CodeType) -> set[str]:
     """Return the names from outside that a function reads, and gives another value later."""
     read, found = set[str](), set[str]()
