@@ -51,15 +51,17 @@ SURVIVORS = 1.0
 LEAVES = ("email.policy", "msgspec.json", "numpy.ctypeslib", "safetensors.torch", "torch.utils.serialization", "xxhash")
 """What the package imports, and what torch does when it is first used: the server has it already."""
 
-COMPILERS = (
+LATE = (
     "torch._dynamo",
     "torch._functorch.aot_autograd",
     "torch._inductor.compile_fx",
     "torch.export._trace",
     "sympy.tensor.tensor",
+    "torch.distributed.checkpoint",
+    "torch.distributed.optim",
     "torch.distributed.tensor.experimental._func_map",
 )
-"""All of torch's compiler, which frameworks import late: every server has it."""
+"""What jobs import late of torch, with all of its compiler: every server has it."""
 
 DEEPSPEED = ("deepspeed", "deepspeed.runtime.zero.muon.muon_optimizer")
 """DeepSpeed, with what it imports late."""
@@ -346,7 +348,7 @@ def wait_for_job() -> str:
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # some modules print when they are imported
     keep_bytecode()
-    _import("torch", *COMPILERS)
+    _import("torch", *LATE)
     for line in sys.stdin:
         request = json.loads(line)
         pid = os.fork()

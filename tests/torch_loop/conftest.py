@@ -16,6 +16,6 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(scope="session")
 def bench() -> Iterator[contract.Bench]:
-    server = Server("torch", "torch.distributed.optim")
+    server = Server("torch")
     yield contract.Bench(server, HERE / "job.py", options="options")
     server.close()

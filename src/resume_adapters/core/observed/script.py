@@ -88,10 +88,14 @@ def carried(places: list[Place]) -> list[str]:
 
 def of_the_run(places: list[Place]) -> set[str]:
     """Return the names of variables and attributes to which the script gives values that follow from the run."""
-    trees = [_tree(file) for file in {place.code.co_filename for place in places}]
-    nodes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Assign)]
+    return {name for file in {place.code.co_filename for place in places} for name in _of_the_run_in(file)}
+
+
+@functools.lru_cache(maxsize=8)
+def _of_the_run_in(file: str) -> frozenset[str]:
+    nodes = [node for node in ast.walk(_tree(file)) if isinstance(node, ast.Assign)]
     given = [node for node in nodes if any(word in ast.unparse(node.value) for word in _OF_THE_RUN)]
-    return {ast.unparse(each).rpartition(".")[2] for node in given for each in node.targets}
+    return frozenset(ast.unparse(each).rpartition(".")[2] for node in given for each in node.targets)
 
 
 def _is_of_script(file: str) -> bool:
@@ -103,12 +107,13 @@ def is_code_of_script(each: Any) -> bool:
     return _is_of_script(getattr(sys.modules.get(getattr(each, "__module__", None) or ""), "__file__", None) or "<")
 
 
-def rebound(code: CodeType, line: int) -> set[str] | None:
+@functools.lru_cache(maxsize=64)  # asked for the same places at each look
+def rebound(code: CodeType, line: int) -> frozenset[str] | None:
     """Return the names to which a step of the loops around a line gives values; ``None`` where there is no source."""
     if not linecache.getlines(code.co_filename):
         return None
     loops = loops_around(scope_of(code), line)
-    return {name for loop in loops for node in within(loop) for name in _stored(node)}
+    return frozenset(name for loop in loops for node in within(loop) for name in _stored(node))
 
 
 def _carried_at(place: Place) -> Iterator[str]:
@@ -153,13 +158,11 @@ def _end(node: ast.stmt | ast.expr) -> int:
     return node.end_lineno or node.lineno
 
 
-@functools.lru_cache(maxsize=64)  # a walk through a whole file, and asked for at each look
 def scope_of(code: CodeType) -> ast.AST:
     """Return the function, or the module, that is running."""
-    tree = _tree(code.co_filename)
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    functions = _functions(code.co_filename)
     named = [node for node in functions if node.name == code.co_name and _holds(node, code.co_firstlineno)]
-    return named[-1] if named else tree
+    return named[-1] if named else _tree(code.co_filename)
 
 
 def loops_around(scope: ast.AST, line: int) -> list[ast.For | ast.While]:
@@ -174,6 +177,11 @@ def _tree(file: str) -> ast.AST:
         return ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:
         return ast.Module([], [])
+
+
+@functools.lru_cache(maxsize=8)
+def _functions(file: str) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return [node for node in ast.walk(_tree(file)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
 
 
 def _holds(node: ast.stmt, line: int) -> bool:

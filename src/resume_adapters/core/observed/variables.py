@@ -109,6 +109,8 @@ def _look(scopes: Mapping[str, Any], saved: Iterable[Any]) -> Census:
 
 _CODE = (FunctionType, type)
 
+_STORES = {dis.opmap["STORE_GLOBAL"], dis.opmap["STORE_DEREF"]}
+
 _LIBRARIES = ("accelerate.", "datasets.", "deepspeed.", "lightning", "tokenizers.", "transformers.tokenization")
 """Modules whose objects hold no state of the script, or others save it."""
 
@@ -144,6 +146,8 @@ def _kept_by(code: Any) -> Iterator[tuple[str, Any]]:
 def _read_and_stored(code: CodeType) -> set[str]:
     """Return the names from outside that a function reads, and gives another value later."""
     read, found = set[str](), set[str]()
+    if not {*code.co_code[::2]} & _STORES:  # nearly all of them: to disassemble each takes long
+        return found
     for each in dis.get_instructions(code):
         if each.opname in ("LOAD_GLOBAL", "LOAD_DEREF"):
             read.add(each.argval)
