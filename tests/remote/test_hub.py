@@ -40,7 +40,8 @@ PATIENCE = timedelta(seconds=LIMIT)
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    monkeypatch.setattr(mirrors, "_LONGEST_PAUSE", 0.05)
+    for longest in ("_LONGEST_PAUSE", "_LONGEST_LAST_PAUSE"):
+        monkeypatch.setattr(mirrors, longest, 0.05)
     mirrors._USED.clear()
     with hub_stand_in.running(monkeypatch) as found:
         yield found

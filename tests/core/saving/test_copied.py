@@ -497,12 +497,24 @@ def test_without_room_on_the_disk_a_save_is_waited_for(tmp_path: Path) -> None:
 
 # ---- However a script ends, and whatever it forks
 
-PREAMBLE = f"""
-import os, signal, sys, threading, time
+INTERPRETER = f"""
+import json, os, signal, sys, threading, time
 sys.path[:0] = {[str(Path(__file__).parents[2]), str(Path(__file__).parent)]!r}
-import test_copied, torch
+import test_copied, torch, torch._dynamo
 from pathlib import Path
-training = test_copied.Training(Path(sys.argv[1]))
+for line in sys.stdin:
+    program, directory = json.loads(line)
+    script = os.fork()
+    if not script:
+        break
+    print(os.waitstatus_to_exitcode(os.waitpid(script, 0)[1]), flush=True)
+else:
+    os._exit(0)
+os.chdir(directory)
+for file, flags in (("output", os.O_CREAT | os.O_WRONLY), (os.devnull, os.O_RDONLY)):
+    opened = os.open(file, flags)
+    [os.dup2(opened, number) for number in ((1, 2) if file == "output" else (0,))]
+training = test_copied.Training(Path("run").absolute())
 test_copied.settle(training)
 native = training.disk.write_range
 def write_range(*arguments):
@@ -511,12 +523,25 @@ def write_range(*arguments):
 training.disk.write_range = write_range
 training.save()
 torch.save(training.expected, "expected.pt")
+exec(program)
 """
+"""Forks a script for each line that it reads. It ends as an interpreter of its own, which takes seconds to start."""
 
 
-def run_script(directory: Path, program: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", PREAMBLE + program, str(directory / "run")]
-    return subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=2 * LIMIT, check=False)
+@pytest.fixture(scope="module")
+def interpreter() -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", INTERPRETER]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+
+
+def run_script(interpreter: subprocess.Popen[str], directory: Path, program: str) -> tuple[int, str]:
+    """Run a script that has a save under way; return its exit status, and what it printed."""
+    assert interpreter.stdin is not None and interpreter.stdout is not None
+    interpreter.stdin.write(json.dumps([program, str(directory)]) + "\n")
+    interpreter.stdin.flush()
+    status = int(interpreter.stdout.readline())
+    return status, (directory / "output").read_text()
 
 
 ENDS = {
@@ -532,10 +557,10 @@ ENDS = {
 
 
 @pytest.mark.parametrize("end", often(ENDS))
-def test_a_save_is_committed_however_the_script_ends(tmp_path: Path, end: str) -> None:
-    program, status = ENDS[end]
-    done = run_script(tmp_path, program)
-    assert done.returncode == status, done.stderr
+def test_a_save_is_committed_however_the_script_ends(tmp_path: Path, interpreter: Any, end: str) -> None:
+    program, expected = ENDS[end]
+    status, output = run_script(interpreter, tmp_path, program)
+    assert status == expected, output
     assert sorted(committed(tmp_path / "run").values()) == [1, 2, 3]
     training = Training(tmp_path / "run")
     training.expected = torch.load(tmp_path / "expected.pt", weights_only=True)
@@ -544,7 +569,7 @@ def test_a_save_is_committed_however_the_script_ends(tmp_path: Path, end: str) -
 
 
 @pytest.mark.thorough
-def test_a_save_that_fails_when_the_script_has_ended_is_said(tmp_path: Path) -> None:
+def test_a_save_that_fails_when_the_script_has_ended_is_said(tmp_path: Path, interpreter: Any) -> None:
     program = """
 def full(*_):
     time.sleep(0.2)
@@ -555,8 +580,8 @@ training.step()
 training.save()
 sys.exit(3)
 """
-    done = run_script(tmp_path, program)
-    assert done.returncode == 3 and "its last save has failed" in done.stderr and "No space left" in done.stderr
+    status, output = run_script(interpreter, tmp_path, program)
+    assert status == 3 and "its last save has failed" in output and "No space left" in output
     assert sorted(committed(tmp_path / "run").values()) == [1, 2, 3]
 
 
@@ -573,7 +598,7 @@ if not child:
 _, status = os.waitpid(child, 0)
 assert os.waitstatus_to_exitcode(status) == {status}, status
 training.run.saver.flush()
-training.require_exact(Path(sys.argv[1], "checkpoint-4"))
+training.require_exact(Path("run/checkpoint-4").absolute())
 training.run.close()
 """
 
@@ -591,17 +616,17 @@ training.run.close()
     ],
 )
 def test_a_child_that_is_forked_behind_a_save_neither_waits_nor_touches_it(
-    tmp_path: Path, then: str, status: int
+    tmp_path: Path, interpreter: Any, then: str, status: int
 ) -> None:
-    done = run_script(tmp_path, IN_A_CHILD.format(then=then, status=status))
-    assert done.returncode == 0, done.stderr
+    ended, output = run_script(interpreter, tmp_path, IN_A_CHILD.format(then=then, status=status))
+    assert ended == 0, output
     assert sorted(committed(tmp_path / "run").values()) == [1, 2, 3, 4]
 
 
-def test_a_kill_between_the_copy_and_the_commit_leaves_the_checkpoint_before(tmp_path: Path) -> None:
+def test_a_kill_between_the_copy_and_the_commit_leaves_the_checkpoint_before(tmp_path: Path, interpreter: Any) -> None:
     program = "training.run.saver.flush(); training.disk.go_on.clear(); training.step(); training.save()"
-    done = run_script(tmp_path, f"{program}\nos.kill(os.getpid(), signal.SIGKILL)")
-    assert done.returncode == -signal.SIGKILL
+    status, _ = run_script(interpreter, tmp_path, f"{program}\nos.kill(os.getpid(), signal.SIGKILL)")
+    assert status == -signal.SIGKILL
     assert not (tmp_path / "run" / "checkpoint-4").exists()
     training = Training(tmp_path / "run")
     assert training.run.resumed is not None and training.run.resumed.step == 3

@@ -22,7 +22,8 @@ _NUMBER = itertools.count()
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies that have failed are soon tried again."""
-    monkeypatch.setattr(mirrors, "_LONGEST_PAUSE", 0.05)
+    for longest in ("_LONGEST_PAUSE", "_LONGEST_LAST_PAUSE"):
+        monkeypatch.setattr(mirrors, longest, 0.05)
 
 
 @pytest.fixture(autouse=True)

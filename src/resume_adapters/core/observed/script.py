@@ -76,8 +76,7 @@ def release(held: Any, code: CodeType) -> None:
     copy itself, by ``locals()``, keeps it.
     """
     of_frame_and_callers = 4
-    is_copy = isinstance(held, dict) and bool(code.co_flags & CO_OPTIMIZED)
-    if is_copy and sys.getrefcount(held) == of_frame_and_callers:
+    if isinstance(held, dict) and code.co_flags & CO_OPTIMIZED and sys.getrefcount(held) == of_frame_and_callers:
         held.clear()
 
 

@@ -19,13 +19,7 @@ from resume_adapters.core.observed import paths, walk
 from resume_adapters.core.observed.instances import instances
 from resume_adapters.core.observed.leaves import LeafKind, is_array
 from resume_adapters.core.observed.paths import Path, is_module, submodules, type_name
-from resume_adapters.core.observed.script import (
-    PACKAGE,
-    is_code_of_script,
-    rebound,
-    release,
-    script_frames,
-)
+from resume_adapters.core.observed.script import PACKAGE, is_code_of_script, rebound, release, script_frames
 from resume_adapters.core.observed.walk import CONTAINERS, Census, Subjects, has_state, is_loader_iterator
 from resume_adapters.core.state.rng import is_generator
 from resume_adapters.core.state.untouched import attributes, has_attributes, is_a
@@ -146,9 +140,8 @@ def _kept_by(code: Any) -> Iterator[tuple[str, Any]]:
 def _read_and_stored(code: CodeType) -> set[str]:
     """Return the names from outside that a function reads, and gives another value later."""
     read, found = set[str](), set[str]()
-    if not {*code.co_code[::2]} & _STORES:  # nearly all of them: to disassemble each takes long
-        return found
-    for each in dis.get_instructions(code):
+    # Nearly all functions have no such name: to disassemble each takes long.
+    for each in dis.get_instructions(code) if {*code.co_code[::2]} & _STORES else ():
         if each.opname in ("LOAD_GLOBAL", "LOAD_DEREF"):
             read.add(each.argval)
         elif each.opname in ("STORE_GLOBAL", "STORE_DEREF") and each.argval in read:
