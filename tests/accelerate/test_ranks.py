@@ -57,8 +57,9 @@ SELDOM = (
     "two-models-own-buffers",
     "device-scaler",
     "device-dispatched",
+    "three-ranks-rebuilt-buckets",
 )
-"""What a loader may be is varied on one rank too, and dispatching in another case."""
+"""What a loader may be is varied on one rank too, dispatching in another case, and buckets by the Trainer's tests."""
 
 FSDP, SHARDED = "DistributedType.FSDP", {"fsdp": "SHARDED_STATE_DICT"}
 STRATEGIES: dict[str, tuple[str, int, dict[str, Any]]] = {

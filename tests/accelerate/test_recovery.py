@@ -22,7 +22,11 @@ JOB = Path(__file__).parent / "recovery_job.py"
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("ranks", "settings"),
-    [(2, {}), pytest.param(2, ON_DEVICE, id="device"), pytest.param(3, {}, marks=pytest.mark.long)],
+    [
+        pytest.param(2, {}, marks=pytest.mark.long),
+        pytest.param(2, ON_DEVICE, id="device"),
+        pytest.param(3, {}, marks=pytest.mark.long),
+    ],
 )
 def test_a_failure_on_any_rank_changes_nothing(
     bench: contract.Bench, tmp_path: Path, ranks: int, settings: dict[str, str]

@@ -308,7 +308,7 @@ def test_a_run_trains_on_after_a_save_that_failed(
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("stage", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_export_puts_the_pieces_together(stage: int, bench: contract.Bench, tmp_path: Path) -> None:
     """In single precision, as DeepSpeed does it; these are the weights that the run ended with."""
     config = {**TWO, "stage": stage, "max_steps": 3}

@@ -59,7 +59,7 @@ def test_a_failure_on_any_rank_changes_nothing(bench: contract.Bench, tmp_path: 
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", ["replicated", "zero 3"])
+@pytest.mark.parametrize("name", [pytest.param("replicated", marks=pytest.mark.long), "zero 3"])
 def test_a_failure_of_a_single_process_changes_nothing(bench: contract.Bench, tmp_path: Path, name: str) -> None:
     cases = {"whole": [], "alone": [["forward", 0, 3], ["before", 0, 7], ["second batch", 0, 10]]}
     for found in results(bench.server, JOB, tmp_path, 1, cases, settings=settings(name)):
@@ -77,7 +77,7 @@ def test_a_failure_after_a_step_that_overflowed_changes_nothing(bench: contract.
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_a_failure_on_one_rank_while_it_builds_its_model_changes_nothing(
     bench: contract.Bench, tmp_path: Path, ranks: int
 ) -> None:
@@ -111,6 +111,6 @@ def test_a_failure_on_any_of_two_nodes_loses_no_step(bench: contract.Bench, tmp_
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", ["replicated", "zero 3"])
+@pytest.mark.parametrize("name", [pytest.param("replicated", marks=pytest.mark.long), "zero 3"])
 def test_a_rank_that_dies_changes_nothing(bench: contract.Bench, tmp_path: Path, name: str) -> None:
     deaths_change_nothing(bench.server, JOB, tmp_path, settings=settings(name))

@@ -55,8 +55,9 @@ SELDOM = (
     "two-ranks-own-buffers",
     "device-scaler",
     "two-ranks-device",
+    "three-ranks-rebuilt-buckets",
 )
-"""Accelerate's tests vary them as well, and the loop is the same."""
+"""The tests of Accelerate and of the plain loop vary them as well, and the loop is the same."""
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", often(CASES))
+@pytest.mark.parametrize("case", often(CASES, seldom=("three", "stateless-full", "tensor")))
 def test_killed_twice_equals_never(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     """Laws 1 and 2. Weights and the optimizer's moments are gathered from all ranks, and compared bit for bit."""
     ranks, config = CASES[case]
@@ -47,7 +47,10 @@ def test_killed_twice_equals_never(case: str, bench: contract.Bench, reference: 
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("config", [SHARDED, {**FULL, "stateless": True}], ids=["sharded", "full"])
+@pytest.mark.parametrize(
+    "config",
+    [pytest.param(SHARDED, id="sharded"), pytest.param({**FULL, "stateless": True}, id="full", marks=pytest.mark.long)],
+)
 def test_a_copied_save_is_that_of_the_bare_run(
     config: dict[str, Any], bench: contract.Bench, reference: Any, tmp_path: Path
 ) -> None:
@@ -105,7 +108,9 @@ def test_a_damaged_shard_takes_the_previous_checkpoint(bench: contract.Bench, re
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("config", [SHARDED, FULL], ids=["sharded", "full"])
+@pytest.mark.parametrize(
+    "config", [pytest.param(SHARDED, id="sharded"), pytest.param(FULL, id="full", marks=pytest.mark.long)]
+)
 def test_the_shell_reads_what_was_saved(config: dict[str, Any], reference: Any) -> None:
     reference(config, 2)
     directory = reference.directory(config, 2)

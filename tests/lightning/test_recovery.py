@@ -17,7 +17,7 @@ JOB = Path(__file__).parent / "recovery_job.py"
 @pytest.mark.parametrize(
     ("ranks", "settings"),
     [
-        (2, {}),
+        pytest.param(2, {}, marks=pytest.mark.long),
         pytest.param(2, recovering.ON_DEVICE, id="device"),
         pytest.param(3, {}, marks=pytest.mark.long),
     ],

@@ -99,7 +99,7 @@ WITHOUT_THE_STATE = {
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("saves", WITHOUT_THE_STATE)
+@pytest.mark.parametrize("saves", ["no ModelCheckpoint", pytest.param("weights alone", marks=pytest.mark.long)])
 def test_a_script_that_saves_no_whole_state_resumes_where_it_is_said_how_often_to_save(
     tmp_path: Path, saves: str
 ) -> None:

@@ -29,7 +29,7 @@ MESH_JOB = Path(__file__).parent / "mesh_job.py"
         (10, 4),
         # What failed before, in one round of thirty: gloo loses an operation where a write fails or a transfer is half
         # done, and its thread waits for half an hour.
-        pytest.param(80, 30, marks=pytest.mark.thorough),
+        pytest.param(80, 30, marks=[pytest.mark.thorough, pytest.mark.long]),
     ],
 )
 def test_no_operation_is_lost_where_groups_are_cut(server: Server, tmp_path: Path, small: int, large: int) -> None:

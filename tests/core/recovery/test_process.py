@@ -203,6 +203,7 @@ def test_where_a_rank_fails_once_torchrun_is_gone_all_processes_end_and_say_why(
 
 
 @pytest.mark.thorough
+@pytest.mark.long
 def test_torchrun_as_it_is(tmp_path: Path, whole: list[dict[str, Any]]) -> None:
     with under_torchrun(tmp_path, [["forward", 0, 7, "kill"], ["data", 1, 12, "kill"]], restarts=2) as job:
         assert job.wait() == 0, job.output[-6000:]
