@@ -91,14 +91,14 @@ def pytest_runtest_setup() -> None:
 
 
 class FolderScheduling(LoadScopeScheduling):
-    """Keep the tests of an adapter to one worker, which imports its framework once and shares its reference runs.
+    """Keep the tests of an adapter, or of the shell, to one worker: it imports frameworks once, and shares their runs.
 
     ``xdist_group`` would say the same, but xdist 3.8 writes the group where pytest 9 no longer looks for it.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         folder = nodeid.removeprefix("tests/").partition("/")[0]
-        return folder if folder in {*FRAMEWORKS, "together"} else nodeid
+        return folder if folder in {*FRAMEWORKS, "cli", "together"} else nodeid
 
 
 @pytest.hookimpl(optionalhook=True)
