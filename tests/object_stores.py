@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from resume_adapters.core.tiers import object_store
+from resume_adapters.core.tiers import mirrors, object_store
 from resume_adapters.core.tiers.hub import HubStore
 from resume_adapters.core.tiers.object_store import ObjectStore
 from resume_adapters.core.tiers.options import is_hub
@@ -22,6 +22,12 @@ def forget_settings(patch: pytest.MonkeyPatch) -> None:
     for name in [*os.environ]:
         if name.startswith("AWS_") or name.lower().endswith("_proxy"):
             patch.delenv(name)
+
+
+def retry_soon(patch: pytest.MonkeyPatch) -> None:
+    """Let copies that have failed be tried again at once."""
+    for longest in ("_LONGEST_PAUSE", "_LONGEST_LAST_PAUSE"):
+        patch.setattr(mirrors, longest, 0.05)
 
 
 def open_store(url: str) -> ObjectStore | HubStore:

@@ -324,7 +324,7 @@ def mirror(rank: int, directory: str, own: str, url: str, *damage: str) -> dict[
     return found
 
 
-SHORT = 8.0
+SHORT = 12.0
 """Seconds for which the ranks of :func:`copy_slowly` wait for each other, where it is half an hour else."""
 
 

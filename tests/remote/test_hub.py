@@ -30,6 +30,7 @@ from waiting import LIMIT, until
 import hub_stand_in
 from hub_stand_in import Hub, Refused
 from miniature import Miniature
+from object_stores import retry_soon
 
 pytest.importorskip("huggingface_hub", reason="the extra `hub` installs huggingface_hub")
 
@@ -40,8 +41,7 @@ PATIENCE = timedelta(seconds=LIMIT)
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    for longest in ("_LONGEST_PAUSE", "_LONGEST_LAST_PAUSE"):
-        monkeypatch.setattr(mirrors, longest, 0.05)
+    retry_soon(monkeypatch)
     mirrors._USED.clear()
     with hub_stand_in.running(monkeypatch) as found:
         yield found

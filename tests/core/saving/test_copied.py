@@ -511,9 +511,10 @@ for line in sys.stdin:
 else:
     os._exit(0)
 os.chdir(directory)
-for file, flags in (("output", os.O_CREAT | os.O_WRONLY), (os.devnull, os.O_RDONLY)):
-    opened = os.open(file, flags)
-    [os.dup2(opened, number) for number in ((1, 2) if file == "output" else (0,))]
+os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+os.dup2(os.open("output", os.O_CREAT | os.O_WRONLY), 1)
+os.dup2(1, 2)
+signal.alarm({2 * round(LIMIT)})  # a script that hangs is ended
 training = test_copied.Training(Path("run").absolute())
 test_copied.settle(training)
 native = training.disk.write_range

@@ -14,7 +14,7 @@ from resume_adapters.core.tiers import mirrors
 from waiting import LIMIT
 
 import hub_stand_in
-from object_stores import FaultyStore, forget_settings
+from object_stores import FaultyStore, forget_settings, retry_soon
 
 _NUMBER = itertools.count()
 
@@ -22,8 +22,7 @@ _NUMBER = itertools.count()
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies that have failed are soon tried again."""
-    for longest in ("_LONGEST_PAUSE", "_LONGEST_LAST_PAUSE"):
-        monkeypatch.setattr(mirrors, longest, 0.05)
+    retry_soon(monkeypatch)
 
 
 @pytest.fixture(autouse=True)
