@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import io
 import logging
+import multiprocessing
+import os
 import sys
+import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -156,6 +160,23 @@ def test_it_is_never_written_on_top_of_a_progress_bar(voice: Voice, monkeypatch:
     lines = terminal.getvalue().replace("\n", "\r").split("\r")
     assert "INFO:resume_adapters:here" in lines, "the bar is cleared first"
     assert terminal.getvalue().count("\n") == 2, "and drawn again on the next line"
+
+
+def test_a_forked_process_that_died_in_a_bar_holds_no_line_back(
+    voice: Voice, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The lock of tqdm is shared with forked processes; of one that is killed it is never given back."""
+    lock = multiprocessing.RLock()
+    monkeypatch.setattr(tqdm, "_lock", lock, raising=False)
+    monkeypatch.setattr(tqdm, "_instances", weakref.WeakSet())
+    process = multiprocessing.get_context("fork").Process(target=lambda: lock.acquire() and os._exit(1))
+    process.start()
+    process.join()
+    assert not lock.acquire(timeout=0.1), "the test does not test"
+    line = threading.Thread(target=voice.info, args=("here",), daemon=True)
+    line.start()
+    line.join(5)
+    assert not line.is_alive() and capsys.readouterr().err == "resume-adapters: here\n"
 
 
 def test_without_tqdm_it_is_written_as_it_is(

@@ -16,6 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from tqdm import tqdm
 
 from resume_adapters import KeepLast, Remote
 from resume_adapters.core.checkpoint.manifest import decode_manifest
@@ -100,6 +101,7 @@ def test_a_checkpoint_is_one_commit_and_one_that_is_removed_another(tmp_path: Pa
 def job(directory: Path) -> None:
     """What the process that is killed does."""
     mirrors._USED.clear()
+    tqdm.set_lock(threading.RLock())  # whoever is killed with that of all processes leaves it to nobody
     train(directory, 2, 3, 4)
 
 

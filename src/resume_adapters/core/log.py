@@ -146,11 +146,12 @@ class _AboveBars:
 
     def write(self, text: str) -> None:
         """Write whole lines."""
-        tqdm: Any = sys.modules.get("tqdm")
-        if tqdm is None or not hasattr(tqdm, "tqdm"):
-            self._stream.write(text)
+        tqdm: Any = getattr(sys.modules.get("tqdm"), "tqdm", None)
+        # Without a bar, its lock is let alone: a forked process that was killed may hold it for ever.
+        if getattr(tqdm, "_instances", None):  # seam: the bars that are shown; tqdm 4.70
+            tqdm.write(text, file=self._stream, end="")
         else:
-            tqdm.tqdm.write(text, file=self._stream, end="")
+            self._stream.write(text)
 
     def flush(self) -> None:
         """Flush the stream."""
