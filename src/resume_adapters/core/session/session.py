@@ -51,7 +51,7 @@ from resume_adapters.core.state.ddp_buckets import hook_states
 from resume_adapters.core.state.rng import capture_with, restore_with
 from resume_adapters.core.state.sharded_digest import ShardDigests
 from resume_adapters.core.state.stateful import Stateful, StaticState
-from resume_adapters.core.state.weights import architecture, architecture_digest, forms, require_unchanged
+from resume_adapters.core.state.weights import architecture, architecture_digest, require_unchanged
 from resume_adapters.errors import ResumeError, UnsupportedSetting
 
 _CHANGED = (
@@ -124,7 +124,6 @@ class Session:
         self.constants = Constants()
         self._is_rehearsed = False
         self._architecture: dict[str, str] | None = None
-        self._forms: dict[str, Any] = {}
         attempt = running_attempt()
         self.held = None if attempt is None else HeldCall(attempt, self, kind)
         self._audit: ReplicaAudit | None = None
@@ -522,11 +521,7 @@ class Session:
         Raises:
             UnsupportedSetting: naming the first tensors that differ.
         """
-        state = self.framework.state_dict()
-        found = forms(state)
-        if found != self._forms:
-            require_unchanged(self.architecture(), architecture(dict(state)))
-            self._forms = found
+        require_unchanged(self.architecture(), architecture(dict(self.framework.state_dict())))
 
     def require_loadable(self, directory: Path) -> None:
         """Refuse at the first save what no resume could load; each rank looks at its own files.
