@@ -111,6 +111,7 @@ KINDS: dict[str, Callable[[], Any]] = {
     "in a deque": lambda: deque([hostile(object)(), hostile(tuple)((1,))]),
     "in a set": lambda: {hostile(object, "__hash__")()},
     "lazy module": lambda: torch.nn.LazyLinear(2),
+    "scripted module": lambda: torch.jit.script(torch.nn.Sequential(torch.nn.BatchNorm1d(2))),
     "of sequence": lambda: iter(type("Getting", (), {"__getitem__": _raising("item"), "__len__": _raising("len")})()),
 }
 

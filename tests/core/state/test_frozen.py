@@ -106,6 +106,25 @@ def test_buffers_are_restored_whatever_changed_them() -> None:
     assert norm.running_mean.tolist() == [0, 0] and norm.large.sum() == 0
 
 
+def test_buffers_of_a_scripted_module_are_restored() -> None:
+    class Counted(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = torch.nn.BatchNorm1d(2)
+            self.register_buffer("replaced", torch.zeros(1))
+
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            self.replaced = self.replaced + 1
+            return self.norm(rows)
+
+    module = torch.jit.script(Counted())
+    held = FrozenBuffers([torch.nn.Sequential(module)])
+    first = held.take()
+    module(torch.randn(4, 2))
+    held.restore(first)
+    assert module.norm.running_mean.tolist() == [0, 0] and module.replaced.item() == 0
+
+
 def contents(taken: Mapping[str, TakenBuffer]) -> dict[str, object]:
     return {key: each.content for key, each in taken.items()}
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from resume_adapters.core.observed import script
 from resume_adapters.core.observed.leaves import is_array, memory_of
-from resume_adapters.core.observed.paths import is_module, submodules, tensors_of
+from resume_adapters.core.observed.paths import inside, is_module, submodules, tensors_of
 from resume_adapters.core.state.untouched import ABSENT, attributes, container, is_a, items
 
 _EPOCHS, _PASSES = (".epochs(",), (".batches(", ".enumerate(")
@@ -103,7 +103,7 @@ class _EpochBody:
         value = self._held.get(chain[0])
         for name in chain[1:]:
             own = attributes(value)
-            inner = [own, *(own.get(each) or {} for each in _OF_A_MODULE if is_module(value))]
+            inner = [own, *(inside(value, each) for each in _OF_A_MODULE if is_module(value))]
             found = next((each[name] for each in inner if name in each), ABSENT)
             if found is ABSENT:  # a method, or a property
                 method = next((vars(kind)[name] for kind in type(value).__mro__ if name in vars(kind)), None)

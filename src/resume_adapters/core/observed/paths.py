@@ -87,8 +87,8 @@ def _follow(owner: Any, step: Step) -> Any:
     held = attributes(owner)
     if step.key in held:
         return held[step.key]
-    if is_module(owner) and held.get("_modules", {}).get(step.key) is not None:
-        return held["_modules"][step.key]
+    if is_module(owner) and (child := inside(owner, "_modules").get(step.key)) is not None:
+        return child
     return slot(owner, step.key) if step.key in slots(owner) else ABSENT
 
 
@@ -101,9 +101,13 @@ def is_module(value: Any) -> bool:
 
 def tensors_of(module: Any) -> dict[str, Any]:
     """Return the parameters and buffers of a module itself, by name."""
-    held = attributes(module)
-    found = {**held.get("_parameters", {}), **held.get("_buffers", {})}
+    found = {**inside(module, "_parameters"), **inside(module, "_buffers")}
     return {name: each for name, each in found.items() if each is not None}
+
+
+def inside(module: Any, kind: str) -> dict[str, Any]:
+    """Return what a module holds of ``_modules``, ``_parameters`` or ``_buffers``; a scripted one has no dicts."""
+    return dict(attributes(module).get(kind, {}).items())
 
 
 def submodules(module: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -116,7 +120,7 @@ def submodules(module: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
             continue
         seen.add(id(each))
         yield names, each
-        inner = attributes(each).get("_modules", {})
+        inner = inside(each, "_modules")
         waiting += [((*names, name), inner[name]) for name in reversed(inner)]
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from resume_adapters.core.observed.leaves import LeafKind, is_array, is_row, row_digest, state_of
-from resume_adapters.core.observed.paths import Path, Step, get, is_module, submodules, tensors_of, type_name
+from resume_adapters.core.observed.paths import Path, Step, get, inside, is_module, submodules, tensors_of, type_name
 from resume_adapters.core.state import encoding
 from resume_adapters.core.state.fingerprint import value_digest
 from resume_adapters.core.state.rng import is_generator
@@ -395,7 +395,7 @@ def _module_content(module: Any) -> Iterator[tuple[Step, Any]]:
     for step, value in () if is_wrapper else _attributes(module):
         if step.key not in _plain_module():
             yield step, value
-    for name, child in attributes(module).get("_modules", {}).items():
+    for name, child in inside(module, "_modules").items():
         if child is not None:
             yield Step(".", name), child
 
@@ -453,7 +453,7 @@ def _is_data_source(value: Any) -> bool:
 
 
 def _parameters(module: Any) -> list[str]:
-    return [name for name, each in attributes(module).get("_parameters", {}).items() if each is not None]
+    return [name for name, each in inside(module, "_parameters").items() if each is not None]
 
 
 def is_trained(value: Any) -> bool:

@@ -103,7 +103,7 @@ class FrozenBuffers:
         from torch.nn.modules.batchnorm import _NormBase  # seam: torch 2.6-2.13
 
         owners = {id(each): each for module in modules for each in module.modules()}.values()
-        found = {f"{number}.{name}": (each, name) for number, each in enumerate(owners) for name in each._buffers}
+        found = {f"{at}.{name}": (each, name) for at, each in enumerate(owners) for name, _ in each._buffers.items()}
         self._places: dict[str, tuple[MutableMapping[str, Any], str]] = {
             key: (each._buffers, name) for key, (each, name) in found.items()
         }
@@ -121,7 +121,7 @@ class FrozenBuffers:
         self._times += 1
         compares = self._times & (self._times - 1) == 0
         for key, (holder, name) in self._places.items():
-            now = holder.get(name)
+            now = _held(holder, name)
             if now is None:
                 self._taken[key] = TakenBuffer()
                 continue
@@ -138,7 +138,7 @@ class FrozenBuffers:
 
     def _seems_unchanged(self, key: str, taken: TakenBuffer) -> bool:
         holder, name = self._places[key]
-        now = holder.get(name)
+        now = _held(holder, name)
         if now is None or now is not taken.live:
             return False
         return bool(now._version == taken.version and now.numel() * now.element_size() >= _LARGE)
@@ -150,12 +150,17 @@ class FrozenBuffers:
     def load(self, contents: Mapping[str, Any]) -> None:
         """Set the buffers to the contents that were taken, of other modules of the same kind."""
         for key, (holder, name) in self._places.items():
-            _set(holder, name, holder.get(name), contents[key])
+            _set(holder, name, _held(holder, name), contents[key])
 
     def restore(self, taken: Mapping[str, TakenBuffer]) -> None:
         """Set the buffers to what they were when they were taken."""
         for key, (holder, name) in self._places.items():
             _set(holder, name, taken[key].live, taken[key].content)
+
+
+def _held(holder: MutableMapping[str, Any], name: str) -> Any:
+    """Return a buffer, or ``None`` where it is absent; a scripted module holds its buffers in no dict."""
+    return dict(holder.items()).get(name)
 
 
 def _set(holder: MutableMapping[str, Any], name: str, live: Any, content: Any) -> None:
