@@ -36,6 +36,7 @@ from training import (
     CONFIG,
     RANK,
     Ema,
+    Growing,
     augmented_on_device,
     begin,
     configure,
@@ -155,7 +156,7 @@ class Model(pl.LightningModule):
         body = torch.nn.Sequential(
             torch.nn.Linear(WIDTH, CONFIG["width"]),
             torch.nn.LayerNorm(CONFIG["width"]) if CONFIG["rows"] else torch.nn.BatchNorm1d(CONFIG["width"]),
-            torch.nn.ReLU(),
+            Growing() if CONFIG["grows"] else torch.nn.ReLU(),
             torch.nn.Dropout(CONFIG["dropout"]),
             torch.nn.Linear(CONFIG["width"], CONFIG["width"]),
             torch.nn.Dropout(CONFIG["dropout"]),

@@ -23,7 +23,7 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
     "stateful-workers": (2, {"stateful": True, "augment": True, "workers": 1}),
     "sampler-with-a-generator": (2, {"weighted": True}),
     "epochs": (2, {"augment": True, "checkpoints": [{"every_n_train_steps": None, "every_n_epochs": 1}]}),
-    "validation": (2, {"validate": True, "trainer": {"val_check_interval": 5}, **COMBINED}),
+    "validation": (2, {"validate": True, "trainer": {"val_check_interval": 5}, "grows": True, **COMBINED}),
     "ema": (2, {"average": "ema"}),
     "device": (2, {"device": "walled", "augment": True, "validate": True}),
     "three-ranks": (3, {"width": 64}),

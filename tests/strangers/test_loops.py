@@ -141,6 +141,8 @@ HABITS = {
     "sparse_window": ("lightning",),
     "frozen": ("trainer",),
     "lazy": ("torch", "trainer", "lightning"),
+    "quantized": ("torch", "trainer", "lightning"),
+    "scripted": ("torch", "lightning"),
 }
 """What a step of a training uses beside what its framework saves, and the frameworks in which it is tried."""
 

@@ -29,6 +29,7 @@ from training import (
     CONFIG,
     RANK,
     Ema,
+    Growing,
     begin,
     configure,
     digest,
@@ -81,6 +82,7 @@ ASKED_AT = 3
 
 def network() -> torch.nn.Module:
     norm = torch.nn.BatchNorm1d(CONFIG["width"]) if CONFIG["batch_norm"] else torch.nn.Identity()
+    norm = Growing() if CONFIG["grows"] else norm
     first, last = torch.nn.Linear(FEATURES, CONFIG["width"]), torch.nn.Linear(CONFIG["width"], 1)
     return torch.nn.Sequential(
         first, norm, torch.nn.ReLU(), torch.nn.Dropout(CONFIG["dropout"]), last, torch.nn.Flatten(0)

@@ -40,7 +40,7 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
     "scaler-compile": (1, {"scaler": True, "compile": True}),
     "a-schedule-that-is-not-passed": (1, {"unpassed": True}),
     "no-loader": (1, ALONE),
-    "batches-taken-ahead": (1, {"ahead": 2, "augment": True, "save_every": 6}),
+    "batches-taken-ahead": (1, {"ahead": 2, "augment": True, "save_every": 6, "grows": True}),
     "batches-taken-ahead-by-workers": (2, {"ahead": 1, "augment": True, "workers": 2, "samples": 100}),
     "two-ranks": (2, {"samples": 100, "augment": True, "evaluate": True, "compile": True}),
     "two-ranks-no-loader": (2, {"drawn": True, "max_steps": 18, "batch_norm": True, "evaluate": True}),

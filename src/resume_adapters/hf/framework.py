@@ -300,7 +300,7 @@ class TrainerFramework(Framework):
 
     def load_model(self, context: RestoreContext, native: Callable[[], None], *, has_own_loader: bool) -> None:
         """Load the weights; see :meth:`ModelWeights.load`."""
-        context.require_architecture(self.trainer.model.state_dict())
+        context.prepare_model(self.state_dict(), self.modules())
         self._read = files.read(context.files)
         if self.is_sharded:
             with self._reading_shards(context.files):
@@ -337,7 +337,7 @@ class TrainerFramework(Framework):
         self.engine = attach_engine(deepspeed, run_directory)
         before_load()
         if context is not None:
-            context.require_architecture(self.engine.state_dict())
+            context.prepare_model(self.state_dict(), self.modules())
             self.engine.load(context, context.path, names.tag(context.step))
 
     def load_best(self, run: ResumableRun, native: Callable[[], None], *, has_own_loader: bool, verify: bool) -> None:

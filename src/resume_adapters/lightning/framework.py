@@ -389,7 +389,7 @@ class LightningFramework(Framework):
         module, precision = self._trainer.lightning_module, self._trainer.precision_plugin
         if isinstance(precision, pl.plugins.HalfPrecision | pl.plugins.DoublePrecision):
             precision.convert_module(module)  # the strategy will, but after the weights are compared
-        context.require_architecture(self.state_dict())
+        context.prepare_model(self.state_dict(), self.modules())
         state = context.rank_state
         self.own_objects = {} if state is None else state.own_objects or {}
         stand_ins = files.standing_in(self.loaded_files(context.path), self.is_read)

@@ -17,7 +17,8 @@ from resume_adapters.core.state.weights import (
     are_saved_as_they_are,
     have_names_of,
     load_weights,
-    require_unchanged,
+    resize,
+    resized,
     verify_digests,
     verify_weights,
     weight_digests,
@@ -129,17 +130,38 @@ def test_digests_are_of_the_bits_under_the_name_without_wrappers() -> None:
         verify_digests({"gone": ""}, model.state_dict(), CHECKPOINT)
 
 
-def test_tensors_that_training_has_changed_are_named() -> None:
-    model: Any = torch.nn.BatchNorm1d(2)
+def growing() -> Any:
+    model: Any = torch.nn.Sequential(torch.nn.BatchNorm1d(2), torch.nn.LazyLinear(2))
     model.register_buffer("bank", torch.zeros(0, 2))
+    return model
+
+
+def test_tensors_whose_shape_training_changes_get_it_again() -> None:
+    model, wrapped = growing(), torch.nn.ModuleDict({"module": growing()})
     start = architecture(model.state_dict())
-    require_unchanged(start, architecture(model.state_dict()))
-    model.bank = torch.zeros(3, 2)
-    del model.running_var
-    with pytest.raises(UnsupportedSetting, match=r"2 of the model's tensors have changed") as error:
-        require_unchanged(start, architecture(model.state_dict()))
+    assert resized(start, start, [model]) == {}
+    model.bank = torch.ones(3, 2)
+    model[0].weight.data = torch.ones(4)
+    model[1](torch.ones(5, 2))
+    shapes = resized(start, architecture(model.state_dict()), [model])
+    assert shapes == {"0.weight": [4], "1.weight": [2, 2], "1.bias": [2], "bank": [3, 2]}
+    held = wrapped["module"][0].weight
+    resize([wrapped], shapes)
+    load_weights(wrapped, model.state_dict(), CHECKPOINT)
+    assert architecture(wrapped.state_dict()) == architecture(model.state_dict()) and held.tolist() == [1] * 4
+
+
+def test_tensors_that_training_makes_or_removes_are_named() -> None:
+    model = growing()
+    start = architecture(model.state_dict())
+    model.bank = torch.zeros(3, 2, dtype=torch.float64)
+    model.register_buffer("made", torch.zeros(1))
+    del model[0].running_var
+    with pytest.raises(UnsupportedSetting, match=r"3 of the model's tensors were made or removed") as error:
+        resized(start, architecture(model.state_dict()), [model])
     assert "running_var: float32[2] before the first step, nothing now" in str(error.value)
-    assert "bank: float32[0, 2] before the first step, float32[3, 2] now" in str(error.value)
+    assert "made: nothing before the first step, float32[1] now" in str(error.value)
+    assert "bank: float32[0, 2] before the first step, float64[3, 2] now" in str(error.value)
 
 
 def test_a_tensor_whose_shape_is_not_known_yet_has_a_form() -> None:

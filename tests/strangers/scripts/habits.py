@@ -28,6 +28,12 @@ class Net(nn.Module):
         self.inner = nn.LazyLinear(16) if HABIT == "lazy" else nn.Linear(40, 16)
         self.drop = nn.Dropout(0.1)
         self.head = nn.Linear(16, 2)
+        if HABIT == "quantized":
+            inner = nn.Sequential(self.inner).train()
+            inner.qconfig = torch.ao.quantization.get_default_qat_qconfig("fbgemm")
+            self.inner = torch.ao.quantization.prepare_qat(inner)
+        if HABIT == "scripted":
+            self.inner = torch.jit.script(nn.Sequential(self.inner, nn.BatchNorm1d(16)))
         if HABIT == "tied":
             self.same = nn.Linear(16, 2)
         if HABIT == "frozen":
@@ -187,9 +193,6 @@ def loop():
     loader = DataLoader(dataset, batch_size=4, shuffle=True)
     optimizer = make_optimizer(net) if HABIT != "layerwise" else Dummy(net.parameters())
     schedule = make_schedule(optimizer)
-    if HABIT == "lazy":
-        net(inputs[:2])
-        optimizer = make_optimizer(net)
     model, backward, plain = net, lambda loss: loss.backward(), optimizer
     make = {}
     if FRAMEWORK == "accelerate":
@@ -327,8 +330,6 @@ def lightning():
             schedule = make_schedule(optimizer)
             return optimizer if schedule is None else ([optimizer], [{"scheduler": schedule, "interval": "step"}])
 
-    if HABIT == "lazy":
-        net(inputs[:2])
     loader = DataLoader(TensorDataset(inputs, labels), batch_size=4, shuffle=True)
     trainer = pl.Trainer(
         max_epochs=EPOCHS, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,

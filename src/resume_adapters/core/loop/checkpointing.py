@@ -127,7 +127,7 @@ class LoopCheckpointing:
             self._session.fork()
             restorer.align_buckets()
             return Resumed()
-        context.require_architecture(framework.state_dict())
+        context.prepare_model(framework.state_dict(), framework.modules())
         self.loaded.begin()
         self._load(context)
         state: LoopRankState | None = context.rank_state

@@ -11,6 +11,7 @@ from resume_adapters.core.observed.paths import Path, Step, get, type_name
 from resume_adapters.core.state import encoding
 from resume_adapters.core.state.fingerprint import value_digest
 from resume_adapters.core.state.rng import GeneratorState, generator_of, is_generator
+from resume_adapters.core.state.stateful import fill
 from resume_adapters.core.state.untouched import ABSENT, attributes, is_a, slot_of, slots
 from resume_adapters.errors import NotSerialisable
 
@@ -95,7 +96,7 @@ def restore(
         made = next((saved.to(each.device) for each in beside), saved)
         get(roots, path.owner).register_buffer(path.steps[-1].key, made, persistent=False)
     elif kind is LeafKind.TENSOR:
-        live.data.copy_(saved)
+        fill(live, saved)
     elif path.steps[-1].kind == "requires_grad":
         live = get(roots, path.owner.to("tensor", path.steps[-1].key))
         live.requires_grad_(saved)

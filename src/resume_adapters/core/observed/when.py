@@ -224,20 +224,19 @@ class ObservedState:
         roots, path, kind = self._roots, leaf.path, LeafKind(leaf.kind)
         owner, live = paths.get(roots, path.owner), paths.get(roots, path)
         value = self._tensors[str(path)] if kind is LeafKind.TENSOR else leaf.value
-        if kind is LeafKind.TENSOR and hasattr(type(live), "materialize"):  # of a lazy module, before its first batch
+        was_lazy = kind is LeafKind.TENSOR and hasattr(type(live), "materialize")
+        if was_lazy:  # before the first batch of a module, which then is of another class
             live.materialize(value.shape, dtype=value.dtype)
-            live.data.copy_(value)
-            return ""
         must_be_there = kind in (LeafKind.STATEFUL, LeafKind.TENSOR) and not can_be_made(leaf.type, value, kind)
         expected = [leaf.type] if must_be_there else [leaf.before, leaf.type]
-        if owner is ABSENT or type_name(owner) != leaf.owner:
+        if owner is ABSENT or (type_name(owner) != leaf.owner and not was_lazy):
             return f"expected a {leaf.owner} that holds it, found {_described(owner)}"
         if type_name(live) not in expected or (live is ABSENT and isinstance(owner, list)):
             return f"expected a {' or '.join(dict.fromkeys(expected))} there, found {_described(live)}"
-        if kind is LeafKind.TENSOR and live is not ABSENT and (live.shape, live.dtype) != (value.shape, value.dtype):
-            return (
-                f"expected {value.dtype} {tuple(value.shape)}, as it was saved, found {live.dtype} {tuple(live.shape)}"
-            )
+        is_there = kind is LeafKind.TENSOR and live is not ABSENT
+        may_grow = is_there and path.steps[-1].key in paths.inside(owner, "_buffers")
+        if is_there and (live.dtype != value.dtype or (live.shape != value.shape and not may_grow)):
+            return f"expected {value.dtype} {tuple(value.shape)}, as saved, found {live.dtype} {tuple(live.shape)}"
         try:
             leaves.restore(roots, path, value, kind, in_place=leaf.in_place, stays=stays, type_then=leaf.type)
         except Exception as error:  # of any kind: load_state_dict() is the user's, who did not ask for this

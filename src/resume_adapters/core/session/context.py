@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from resume_adapters.core.state.constants import CONSTANTS, is_captured
 from resume_adapters.core.state.records import Source
 from resume_adapters.core.state.sharded_digest import shard_digest, verify_shards
 from resume_adapters.core.state.stateful import ModuleBuffers
-from resume_adapters.core.state.weights import architecture, load_weights, require_architecture, verify_weights
+from resume_adapters.core.state.weights import architecture, load_weights, require_architecture, resize, verify_weights
 from resume_adapters.errors import NotRestored, StateMismatch
 
 _THERE = (CheckpointState.COMMITTED, CheckpointState.SUPERSEDED)
@@ -239,18 +239,21 @@ class RestoreContext:
             step=self.step,
         )
 
-    def require_architecture(self, live: Mapping[str, Any]) -> None:
-        """Refuse a checkpoint of a different model, before any weight is touched.
+    def prepare_model(self, live: Mapping[str, Any], modules: Iterable[Any]) -> None:
+        """Refuse a checkpoint of a different model, and give tensors the shapes that training had given them.
 
         Args:
             live: tensors with the names, dtypes and whole shapes of the model's.
+            modules: the modules that are trained.
 
         Raises:
-            StateMismatch: with the first tensors that differ.
+            StateMismatch: with the first tensors that differ; none was touched.
         """
         saved = self.reader.part("architecture")
         if saved is not None:
             require_architecture(saved, architecture(dict(live)), self.path)
+        if self.launch is not None:
+            resize(modules, self.launch.resized or {})
 
     def load_weights(self, model: Any, content: dict[str, Any]) -> None:
         """Load weights that were read from the checkpoint, whatever wraps the model, to be proven.

@@ -55,6 +55,7 @@ class LaunchState(Record):
         ddp_buckets: for each DDP module the order in which its gradients become ready.
         settings: what the launch was given; ``None`` where the version that saved it did not look.
         observed: values that nobody has declared; ``None`` where the version that saved it did not look for them.
+        resized: the shapes that training has given to tensors of the model, by name.
     """
 
     topology: dict[str, int]
@@ -64,6 +65,7 @@ class LaunchState(Record):
     ddp_buckets: Annotated[list[list[str]], Stored("buckets")]
     observed: list[ObservedLeaf] | None = None
     settings: LaunchSettings | None = None
+    resized: dict[str, list[int]] | None = None
 
 
 class OrderDigest:

@@ -51,7 +51,7 @@ from resume_adapters.core.state.ddp_buckets import hook_states
 from resume_adapters.core.state.rng import capture_with, restore_with
 from resume_adapters.core.state.sharded_digest import ShardDigests
 from resume_adapters.core.state.stateful import Stateful, StaticState
-from resume_adapters.core.state.weights import architecture, architecture_digest, require_unchanged
+from resume_adapters.core.state.weights import architecture, architecture_digest, resized
 from resume_adapters.errors import ResumeError, UnsupportedSetting
 
 _CHANGED = (
@@ -124,6 +124,7 @@ class Session:
         self.constants = Constants()
         self._is_rehearsed = False
         self._architecture: dict[str, str] | None = None
+        self._resized: dict[str, list[int]] = {}
         attempt = running_attempt()
         self.held = None if attempt is None else HeldCall(attempt, self, kind)
         self._audit: ReplicaAudit | None = None
@@ -425,11 +426,12 @@ class Session:
         """Write the framework's files; each rank looks at its own at the first save.
 
         Raises:
-            UnsupportedSetting: the model's tensors have changed their names, dtypes or shapes.
+            UnsupportedSetting: the model's tensors have changed their names or dtypes.
             NotSerialisable: a file holds what would have to run code to be loaded.
             ResumeError: what was written cannot be loaded back, or is not what was saved.
         """
-        self.require_same_architecture()
+        now = architecture(dict(self.framework.state_dict()))
+        self._resized = resized(self.architecture(), now, self.framework.modules())
         try:
             self.framework.save(directory)
         except OSError:
@@ -512,16 +514,9 @@ class Session:
     def architecture(self) -> dict[str, str]:
         """Return the dtype and shape that each of the model's tensors had at first, by its name without wrappers."""
         if self._architecture is None:
-            self._architecture = architecture(dict(self.framework.state_dict()))
+            saved = None if self.context is None else self.context.reader.part("architecture")
+            self._architecture = saved or architecture(dict(self.framework.state_dict()))
         return self._architecture
-
-    def require_same_architecture(self) -> None:
-        """Refuse to save a model whose tensors have changed their names, dtypes or shapes: no resume could load it.
-
-        Raises:
-            UnsupportedSetting: naming the first tensors that differ.
-        """
-        require_unchanged(self.architecture(), architecture(dict(self.framework.state_dict())))
 
     def require_loadable(self, directory: Path) -> None:
         """Refuse at the first save what no resume could load; each rank looks at its own files.
@@ -576,6 +571,7 @@ class Session:
             ddp_buckets=[each.order for each in self.restorer.concluded_buckets()],
             observed=self.observed.capture(),
             settings=self.settings.in_force(),
+            resized=self._resized,
         )
 
     def log_missing(self, entries: Sequence[PartEntry]) -> None:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from resume_adapters.core.log import logger
 from resume_adapters.core.state import keys
-from resume_adapters.core.state.weights import weight_digests
+from resume_adapters.core.state.weights import place_of, weight_digests
 from resume_adapters.errors import NotRestored
 
 CONSTANTS = "constant_tensors"
@@ -28,20 +28,12 @@ def is_captured(value: Any) -> bool:
     return isinstance(value, Mapping) and all(isinstance(value.get(name), Mapping) for name in ("digests", "tensors"))
 
 
-class _Mark(NamedTuple):
-    """What an assignment or an operation in place changes, as long as it is counted."""
-
-    address: int
-    version: int
-    is_trained: bool
-
-
 class Constants:
     """The constant tensors of one training call."""
 
     def __init__(self) -> None:
         self._digests: dict[str, str] = {}
-        self._marks: dict[str, _Mark] = {}
+        self._marks: dict[str, tuple[int, int, bool]] = {}
         self._is_proved = False
 
     def begin(self, modules: Iterable[Any], saved: Mapping[str, Any] | None, checkpoint: Path | None) -> None:
@@ -72,10 +64,7 @@ class Constants:
             live = {name: each for name, each in live.items() if self._digests[name] == found[name]}
             self._is_proved = True
         self._marks = {name: self._marks[name] for name in live}
-        return {
-            "digests": {name: self._digests[name] for name in live},
-            "tensors": dict(_smallest(live)),
-        }
+        return {"digests": {name: self._digests[name] for name in live}, "tensors": dict(_smallest(live))}
 
 
 def _constants(modules: Iterable[Any]) -> Iterator[tuple[str, Any]]:
@@ -101,19 +90,11 @@ def left_out(modules: Iterable[Any]) -> list[Any]:
     found = []
     for module in modules:
         saved = module.state_dict(keep_vars=True)
-        names, places = keys.canonical(saved), {_place(each) for each in saved.values()} - {None}
+        names, places = keys.canonical(saved), {place_of(each) for each in saved.values()} - {None}
         trained = {name: each for name, each in module.named_parameters() if each.requires_grad}
         others = [trained[key] for name, key in keys.canonical(trained).items() if name not in names]
-        found += [each for each in others if _place(each) not in (None, *places)]
+        found += [each for each in others if place_of(each) not in (None, *places)]
     return found
-
-
-def _place(tensor: Any) -> tuple[int, Any] | None:
-    """Return where a plain tensor lies; ``None`` for what is sharded or has no memory yet."""
-    from torch.nn.parameter import is_lazy
-
-    is_plain = hasattr(tensor, "data_ptr") and not (hasattr(tensor, "__tensor_flatten__") or is_lazy(tensor))
-    return (tensor.data_ptr(), tensor.shape) if is_plain and tensor.numel() else None
 
 
 def _smallest(live: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -125,8 +106,9 @@ def _smallest(live: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         yield name, each.detach().clone()
 
 
-def _mark(tensor: Any) -> _Mark:
-    return _Mark(tensor.data_ptr(), tensor._version, tensor.requires_grad)  # seam: torch 2.6-2.13
+def _mark(tensor: Any) -> tuple[int, int, bool]:
+    """Return what an assignment or an operation in place changes, as long as it is counted, and whether it trains."""
+    return tensor.data_ptr(), tensor._version, tensor.requires_grad  # seam: torch 2.6-2.13
 
 
 def _form(tensor: Any) -> tuple[Any, Any]:

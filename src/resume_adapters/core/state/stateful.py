@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeGuard
 
 from resume_adapters.core.state import rng
-from resume_adapters.errors import StateMismatch, UnsupportedSetting
+from resume_adapters.errors import UnsupportedSetting
 
 RESERVED = (
     *("architecture", "buffers", "callbacks", "constant_tensors", "held_buffers", "live_weights", "manifest"),
@@ -16,6 +16,13 @@ RESERVED = (
 """Names of this package's own parts; a user's parts cannot have them, under any framework."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+def fill(tensor: Any, saved: Any) -> None:
+    """Give a tensor the saved values, and the shape that training had given it."""
+    if tensor.shape != saved.shape:
+        tensor.data = tensor.data.new_empty(saved.shape)
+    tensor.data.copy_(saved)
 
 
 class Stateful(Protocol):
@@ -74,20 +81,10 @@ class ModuleBuffers:
         return dict(self._named)
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Copy the saved values into the buffers.
-
-        Raises:
-            StateMismatch: a buffer was not saved, or has another shape now.
-        """
+        """Give the buffers the saved values, and the shapes that training had given them."""
         for name, buffer in self._named.items():
-            if name not in saved or saved[name].shape != buffer.shape:
-                was = f"had the shape {list(saved[name].shape)}" if name in saved else "was not there"
-                raise StateMismatch(
-                    f"the buffer {name} has the shape {list(buffer.shape)}, and {was} when the checkpoint was saved. "
-                    "Launch with the model of before, or start another run directory"
-                )
-        for name, buffer in self._named.items():
-            buffer.data.copy_(saved[name])
+            if name in saved:
+                fill(buffer, saved[name])
 
     @staticmethod
     def is_state(saved: Any) -> bool:

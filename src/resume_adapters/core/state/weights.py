@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,26 +60,51 @@ def require_architecture(saved: dict[str, str], live: dict[str, str], checkpoint
         )
 
 
-def require_unchanged(start: dict[str, str], now: dict[str, str]) -> None:
-    """Check that training has left the architecture of a model as it was: the script will build it as it was.
+def resized(start: dict[str, str], now: dict[str, str], modules: Iterable[torch.nn.Module]) -> dict[str, list[int]]:
+    """Return the shapes that training has given to tensors, by name; :func:`resize` gives them to those of a launch.
 
     Args:
-        start: the architecture before the first step.
+        start: the architecture before the first step, which the script will build again.
         now: the architecture that is to be saved.
+        modules: the modules that are trained.
 
     Raises:
-        UnsupportedSetting: tensors differ; the message names the first of them.
+        UnsupportedSetting: tensors were made or removed, or have another dtype; the message names the first of them.
     """
     differing = _differing(start, now)
-    if differing:
-        lines = _lines(differing, "{} before the first step, {} now", start, now)
+    live = _whole(modules) if differing else {}
+    alike = [name for name in live if start.get(name, "").split("[")[0] == now.get(name, "-").split("[")[0]]
+    found = {name: list(live[name].shape) for name in differing if name in alike}
+    others = [name for name in differing if name not in found]
+    if others:
+        lines = _lines(others, "{} before the first step, {} now", start, now)
         raise UnsupportedSetting(
-            f"{len(differing)} of the model's tensors have changed their shape or dtype in training:{lines}\n"
-            "The relaunched script builds them as they were before the first step, and nothing that is saved now could "
-            "be loaded into them. Give a buffer its final size from the start, and a lazy layer a batch before the run "
-            "begins; or hold what grows outside the model, in an object with state_dict() and load_state_dict() that "
-            "is registered as a part"
+            f"{len(others)} of the model's tensors were made or removed in training, or have another dtype:{lines}\n"
+            "The relaunched script builds them as they were before the first step, and what is saved now could not be "
+            "loaded into them. Make all from the start, of whatever size; or hold them outside the model, in an object "
+            "with state_dict() and load_state_dict() that is registered as a part"
         )
+    return found
+
+
+def resize(modules: Iterable[torch.nn.Module], shapes: Mapping[str, Sequence[int]]) -> None:
+    """Give tensors the shapes that training had given them, so that what was saved can be loaded into them."""
+    from torch.nn.parameter import is_lazy
+
+    live: Mapping[str, Any] = _whole(modules) if shapes else {}
+    for name in shapes.keys() & live.keys():
+        if is_lazy(live[name]):
+            live[name].materialize(tuple(shapes[name]))
+        else:
+            live[name].data = live[name].data.new_zeros(shapes[name])
+
+
+def _whole(modules: Iterable[torch.nn.Module]) -> dict[str, torch.Tensor]:
+    """Return the tensors of modules that are not shards, by name without wrapper prefixes."""
+    from torch.distributed.tensor import DTensor
+
+    named = [{**dict(each.named_parameters()), **dict(each.named_buffers())} for each in modules]
+    return {name: each for name, each in keys.of_modules(named).items() if not isinstance(each, DTensor)}
 
 
 def _lines(names: list[str], words: str, one: dict[str, str], other: dict[str, str]) -> str:
@@ -126,8 +151,7 @@ def lost_in(module: torch.nn.Module, expected: Mapping[str, torch.Tensor]) -> li
     Args:
         expected: what :func:`updated` returned of another one.
     """
-    live = module.state_dict()
-    found = {name: live[key] for name, key in keys.canonical(live).items()}
+    found = keys.of_modules([module.state_dict()])
     known = [name for name in expected if name in found]
     same = dict(zip(known, are_same([(expected[name], found[name]) for name in known]), strict=True))
     return [name for name in expected if not same.get(name)]
@@ -144,10 +168,8 @@ def are_saved_as_they_are(saved: dict[str, torch.Tensor], live: dict[str, torch.
 
     A framework may save others: experts one by one that are one tensor in memory, or rows in another order.
     """
-    found, missing = _pair(saved, live)
-    if missing or found.unexpected:
-        return False
-    return _first_difference(found.saved_by_live, saved, live) is None
+    names = keys.match(saved, live).saved_by_live
+    return have_names_of(saved, live) and _first_difference(names, saved, live) is None
 
 
 def _first_difference(names: Mapping[str, str], saved: Mapping[str, Any], live: Mapping[str, Any]) -> str | None:
@@ -157,7 +179,7 @@ def _first_difference(names: Mapping[str, str], saved: Mapping[str, Any], live: 
 def _pair(saved: dict[str, Any], live: dict[str, torch.Tensor]) -> tuple[keys.Match, list[str]]:
     """Pair saved keys with live ones; also return those missing that no saved one is tied to."""
     found = keys.match(saved, live)
-    places = {key: _storage(each) for key, each in _tensors(live).items()}
+    places = {key: place_of(each) for key, each in _tensors(live).items()}
     held = {places.get(key) for key in found.saved_by_live} - {None}
     return found, [key for key in found.missing if places.get(key) not in held]
 
@@ -206,8 +228,12 @@ def verify_digests(saved: Mapping[str, str], live: Mapping[str, torch.Tensor], c
         )
 
 
-def _storage(tensor: torch.Tensor) -> tuple[int, int]:
-    return tensor.untyped_storage().data_ptr(), int(tensor.storage_offset())
+def place_of(tensor: Any) -> tuple[int, Any] | None:
+    """Return where a plain tensor lies; ``None`` for what is sharded or has no memory yet."""
+    from torch.nn.parameter import is_lazy
+
+    is_plain = hasattr(tensor, "data_ptr") and not (hasattr(tensor, "__tensor_flatten__") or is_lazy(tensor))
+    return (tensor.data_ptr(), tensor.shape) if is_plain and tensor.numel() else None
 
 
 def _listed(what: str, names: Iterable[str]) -> str:
