@@ -247,6 +247,7 @@ DAMAGED = [
     ("buffers.json", "0.average", "x", "buffers.json does not hold tensors by name"),
     ("rank-00000.json", "loaders", {}, "loaders in rank-00000.json is a dict, expected list"),
     ("rank-00000.json", "rng", {"cpu": 1}, "rng in rank-00000.json cannot be restored"),
+    ("rank-00000.json", "resized", {"weight": [-1]}, "resized in the state of a rank holds a size below 0"),
     ("rank-00000.json", "losses", {"count": 1, "sum": "x"}, "losses.sum in rank-00000.json cannot be restored"),
 ]
 """What this package does not write: the file, where in it, the content, and what is said of it."""

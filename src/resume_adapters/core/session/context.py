@@ -229,6 +229,9 @@ class RestoreContext:
         constants = self.reader.part(CONSTANTS)
         if constants is not None and not is_captured(constants):
             raise self.source.damaged(f"{CONSTANTS}.json does not hold digests and tensors by name")
+        shapes = self.launch.resized if self.launch is not None else None
+        if any(size < 0 for each in (shapes or {}).values() for size in each):
+            raise self.source.damaged("resized in the state of a rank holds a size below 0")
 
     def mismatch(self, differences: Sequence[str], why: str) -> StateMismatch:
         """Return the error that the checkpoint was saved with other settings than this launch has."""

@@ -73,7 +73,7 @@ def resized(start: dict[str, str], now: dict[str, str], modules: Iterable[torch.
     """
     differing = _differing(start, now)
     live = _whole(modules) if differing else {}
-    alike = [name for name in live if start.get(name, "").split("[")[0] == now.get(name, "-").split("[")[0]]
+    alike = {name for name in live if start.get(name, "").split("[")[0] == now.get(name, "-").split("[")[0]}
     found = {name: list(live[name].shape) for name in differing if name in alike}
     others = [name for name in differing if name not in found]
     if others:
