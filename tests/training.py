@@ -61,18 +61,21 @@ DEFAULTS: dict[str, Any] = {
 
 
 class Growing(torch.nn.Module):
-    """Adds to its input what buffers hold that grow in training: one in the state dict, and one that is not."""
+    """Adds to its input what buffers hold that grow in training, saved or not, and one that any first batch fills."""
 
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("saved", torch.zeros(0))
         self.register_buffer("unsaved", torch.zeros(0), persistent=False)
+        self.register_buffer("first", torch.zeros(0))
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        if not self.first.numel():
+            self.first = rows.detach().mean(0)
         if self.training:
             self.saved = torch.cat([self.saved, rows.detach().mean(dim=(0, 1)).reshape(1)])[-12:]
             self.unsaved = torch.cat([self.unsaved, self.saved[-1:]])[-8:]
-        return rows + self.saved.sum() - self.unsaved.sum()
+        return rows + self.first + self.saved.sum() - self.unsaved.sum()
 
 
 def configure(run_directory: str, defaults: dict[str, Any]) -> None:

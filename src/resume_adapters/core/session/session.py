@@ -213,7 +213,6 @@ class Session:
                     path, saved = self.context.path, self.context.reader.part(CONSTANTS)
                 self.constants.begin(self.framework.modules(), saved, path)
             self.observed.begin()
-            self.architecture()
             if self.run.ranks.rank == 0 and (left_out := self.observed.left_out()):
                 logger.info("Too large to be searched for undeclared state: %s.", left_out)
             self._log_differences()
@@ -225,9 +224,12 @@ class Session:
     def begin_settings(self) -> None:
         """Compare the optimizers and schedules with those of the checkpoint; once, before anything is loaded into them.
 
+        The model has the shapes that the script gave it: a check of the validation that comes later may change them.
+
         Raises:
             StateMismatch: the saved state cannot be loaded into them.
         """
+        self.architecture()
         context = self.context
         launch = context.launch if context else None
         self.settings.begin(launch.settings if launch else None, context.path.name if context else "")
