@@ -42,6 +42,15 @@ def test_what_is_small_is_restored_into_the_tensors_that_are_there() -> None:
     assert torch.equal(second.table, first.table) and not torch.equal(second.trained.weight, first.trained.weight)
 
 
+def test_what_a_check_before_the_first_step_has_filled_gets_its_shape_again() -> None:
+    """A resume may leave the check out, as Lightning does."""
+    first, second = Model(1), Model(1)
+    first.table = torch.ones(9)
+    held = second.table
+    begun(second, begun(first).capture([first]))
+    assert second.table is held and held.tolist() == [1] * 9
+
+
 def test_what_is_large_is_refused_by_name() -> None:
     first, second = Model(1, 1 << 17), Model(2, 1 << 17)
     saved = begun(first).capture([first])

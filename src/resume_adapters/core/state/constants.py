@@ -13,6 +13,7 @@ from typing import Any
 
 from resume_adapters.core.log import logger
 from resume_adapters.core.state import keys
+from resume_adapters.core.state.stateful import fill
 from resume_adapters.core.state.weights import place_of, weight_digests
 from resume_adapters.errors import NotRestored
 
@@ -111,14 +112,8 @@ def _mark(tensor: Any) -> tuple[int, int, bool]:
     return tensor.data_ptr(), tensor._version, tensor.requires_grad  # seam: torch 2.6-2.13
 
 
-def _form(tensor: Any) -> tuple[Any, Any]:
-    return getattr(tensor, "dtype", None), getattr(tensor, "shape", None)
-
-
 def _restore(live: Mapping[str, Any], names: list[str], saved: Mapping[str, Any], checkpoint: Path) -> None:
-    import torch
-
-    lacking = [name for name in names if _form(saved.get(name)) != _form(live[name])]
+    lacking = [name for name in names if getattr(saved.get(name), "dtype", None) != live[name].dtype]
     if lacking:
         raise NotRestored(
             f"{len(lacking)} tensors that training does not change, and that {checkpoint.name} does not hold, are not "
@@ -127,9 +122,8 @@ def _restore(live: Mapping[str, Any], names: list[str], saved: Mapping[str, Any]
             "to continue with the difference",
             path=checkpoint,
         )
-    with torch.no_grad():
-        for name in names:
-            live[name].copy_(saved[name])
+    for name in names:
+        fill(live[name], saved[name])
     if names:
         logger.info(
             "%d tensors that training does not change were built otherwise in this launch; restored from %s: %s.",
