@@ -100,6 +100,38 @@ def test_hyperparameters_settings_and_what_a_callback_adds_to_one_of_lightning_r
     assert found == expected and expected[1] == [0, 1, 2, 3] and expected[3] == 0.1
 
 
+class Checked(Line):
+    """Keeps what its validations see, of which the first is Lightning's check before the first step."""
+
+    def __init__(self, interrupted_at: int | None) -> None:
+        super().__init__(interrupted_at)
+        self.seen, self.first, self.means = 0, None, [0.0]
+        self.register_buffer("cached", torch.zeros(0), persistent=False)
+
+    def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        self.seen += 1
+        self.first = batch.sum().item() if self.first is None else self.first
+        self.means.append(batch.mean().item())
+        self.cached = torch.ones(3) if not self.cached.numel() else self.cached
+
+
+def test_what_only_the_sanity_check_has_changed_resumes(tmp_path: Path) -> None:
+    """It is not done again."""
+
+    def fit(directory: Path, interrupted_at: int | None) -> tuple[Any, ...]:
+        module = Checked(interrupted_at)
+        trainer = trainer_of(ModelCheckpoint(directory, every_n_train_steps=3), ResumeCallback(), max_steps=7)
+        pl.seed_everything(1)
+        data = DataLoader(torch.rand(8, 1))
+        trainer.fit(module, data, data)
+        return module.seen, module.first, module.means, module.cached.tolist()
+
+    expected = fit(tmp_path / "whole", None)
+    with pytest.raises(Interrupted):
+        fit(tmp_path / "run", 5)
+    assert fit(tmp_path / "run", None) == expected and expected[0] == 2
+
+
 def test_what_a_callback_of_lightning_has_itself_is_left_to_its_state_dict() -> None:
     stopping, checkpoint = EarlyStopping("loss"), ModelCheckpoint()
     for each in (stopping, checkpoint):

@@ -160,12 +160,9 @@ class FitSession:
             self._session.restorer.replace_context(self._session.restorer.read(found))
 
     def remember_schedules(self) -> None:
-        """Remember the schedules, which are made, and not loaded."""
+        """Remember the schedules, which are made, and not loaded; a new run may begin with weights of another."""
         self._session.begin_settings()
         self._framework.remember_schedules(self._session.rescale.schedules)
-
-    def fork(self) -> None:
-        """Take what the launch names of another run's checkpoint; see :meth:`Session.fork`."""
         self._session.fork()
 
     def restore_tuned(self) -> bool:
@@ -361,19 +358,19 @@ class FitSession:
 
     def validate(self, native: Callable[[], Any]) -> Any:
         """Validate. A stop in the middle saves the state before it, so that a resume validates from the start."""
-        if not self._trainer.sanity_checking:
-            self._save_point = SavePoint.DUE
         batches, ranks = self.loops.validation_batches(), self.run.ranks
         self._framework.validation_data.watch()
         # Ranks vote together, so no more often than the one with the fewest batches can.
         self._votes_left = math.inf if ranks.world_size == 1 else min(ranks.gather(batches))
         if not self._trainer.sanity_checking:
+            self._save_point = SavePoint.DUE
             self._before_validation = self._capture(SavePoint.DUE)
             self._session.observed.hold()
             if self._votes_left and not self._is_saved:
                 self._fingerprint = self._take_fingerprint()
             self.keep()
-        result = native()
+        with self._session.observed.checking() if self._trainer.sanity_checking else contextlib.nullcontext():
+            result = native()
         self._framework.validation_data.look()
         self._before_validation = self._fingerprint = None
         return result

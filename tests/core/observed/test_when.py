@@ -655,6 +655,22 @@ def test_a_flag_that_tells_of_hooks_is_not_restored_without_them(hooks: bool, tm
         saved = through_disk(state, tmp_path)
 
 
+def test_what_a_check_before_the_first_step_changes_is_observed(tmp_path: Path) -> None:
+    trainer, again = Trainer(), Trainer()
+    state = ObservedState(lambda: Subjects({"trainer": trainer}), "register")
+    with state.checking():
+        trainer.count, trainer.buffered = 3, 1.5
+        trainer.window.append(2.0)
+        vars(trainer)["new"] = [1]
+    state.begin()
+    state.before_save()
+    observing(again, through_disk(state, tmp_path))
+    assert (again.count, again.buffered, *again.window, *vars(again)["new"]) == (3, 1.5, 2.0, 1)
+    assert {str(each.path) for each in state.capture()} == {
+        f"trainer.{each}" for each in ("count", "buffered", "window", "new")
+    }
+
+
 def test_a_lazy_module_is_restored_before_its_first_batch(tmp_path: Path) -> None:
     saved, module = None, torch.nn.Linear(1, 1)
     for _ in range(2):

@@ -28,8 +28,6 @@ _MANY = 100
 _DEEP = 4
 """Containers within each other that are looked at."""
 
-_OF_A_MODULE = ("_modules", "_parameters", "_buffers")
-
 
 def made_in_epoch(saved: Iterable[Any]) -> list[str]:
     """Return the variables of the running script that an epoch begins with, each with its file and line.
@@ -103,7 +101,7 @@ class _EpochBody:
         value = self._held.get(chain[0])
         for name in chain[1:]:
             own = attributes(value)
-            inner = [own, *(inside(value, each) for each in _OF_A_MODULE if is_module(value))]
+            inner = [own, inside(value, "_modules"), tensors_of(value)] if is_module(value) else [own]
             found = next((each[name] for each in inner if name in each), ABSENT)
             if found is ABSENT:  # a method, or a property
                 method = next((vars(kind)[name] for kind in type(value).__mro__ if name in vars(kind)), None)

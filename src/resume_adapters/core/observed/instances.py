@@ -15,5 +15,4 @@ def subclasses(kind: type) -> set[type]:
 def instances(kind: type) -> list[Any]:
     """Return every object of a class or of one that derives from it."""
     # An object refers to its class: asked this way, the collector looks through all objects in C.
-    found = gc.get_referrers(kind, *subclasses(kind))
-    return [each for each in found if issubclass(type(each), kind)]
+    return [each for each in gc.get_referrers(kind, *subclasses(kind)) if issubclass(type(each), kind)]

@@ -185,8 +185,7 @@ def _functions(file: str) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
 
 def _holds(node: ast.stmt, line: int) -> bool:
     decorators: list[ast.expr] = getattr(node, "decorator_list", [])
-    first = min([node.lineno, *(each.lineno for each in decorators)])
-    return first <= line <= _end(node)
+    return min([node.lineno, *(each.lineno for each in decorators)]) <= line <= _end(node)
 
 
 def within(scope: ast.AST, line: int = 0) -> Iterator[ast.AST]:

@@ -210,8 +210,7 @@ def _content(value: Any) -> Iterable[Any]:
     if is_module(value):
         return [part for _, part in submodules(value)]
     if type(value) in CONTAINERS:
-        items = value.values() if is_a(value, dict) else value
-        return list(items) if len(value) <= _MANY else ()
+        return list(value.values() if is_a(value, dict) else value) if len(value) <= _MANY else ()
     if type(value) is functools.partial:
         return (value.func, *value.args, *value.keywords.values())
     bound = [value.__self__] if type(value) in (MethodType, BuiltinMethodType) else []

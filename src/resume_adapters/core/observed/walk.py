@@ -205,8 +205,7 @@ def made(before: Census, start: Census) -> set[Path]:
         before: taken before a framework starts a training.
         start: taken before its first step.
     """
-    new = {path: leaf for path, leaf in start.leaves.items() if leaf != before.leaves.get(path)}
-    found = {path for path, leaf in new.items() if leaf.arrays}
+    found = {path for path, leaf in start.leaves.items() if leaf.arrays and leaf != before.leaves.get(path)}
     return {path for path in found if not any(path.is_below(each) for each in before.left_out)}
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 from weakref import WeakSet
@@ -119,7 +119,7 @@ class ObservedState:
         self._roots: Mapping[str, Any] = {}
         self._before: Census | None = None
         self._start = Census()
-        self._made: set[Path] = set()
+        self._checked: dict[Path, walk.Leaf | None] = {}
         self._looks = 0
         self._observed: dict[Path, ObservedLeaf] = {}
         self._missing: dict[Path, Entry] = {}
@@ -150,6 +150,14 @@ class ObservedState:
         """
         self._before = walk.take(self._ask_subjects(), self._clock)
 
+    @contextlib.contextmanager
+    def checking(self) -> Iterator[None]:
+        """Observe what a check before the first step changes: a resume does it not again."""
+        before = walk.take(self._ask_subjects(), self._clock)
+        yield
+        now = walk.take(self._ask_subjects(), self._clock)
+        self._checked = {path: before.leaves.get(path) for path in before.changed(now)}
+
     def begin(self) -> None:
         """Restore what the checkpoint holds, and take the census that later ones are compared with; once.
 
@@ -162,8 +170,9 @@ class ObservedState:
         if self._saved:
             self._restore_all(subjects)
         self._start = walk.take(subjects, self._clock)
-        if self._before is not None:
-            self._made = walk.made(self._before, self._start)
+        known = {**self._start.leaves, **self._checked}
+        self._start.leaves = {path: leaf for path, leaf in known.items() if leaf is not None}
+        self._made = set[Path]() if self._before is None else walk.made(self._before, self._start)
         self._watching.callback(watch_steps(self._after_step))
 
     def restore(self) -> None:
@@ -296,10 +305,8 @@ class ObservedState:
                     former = leaf.type if each in self._start.leaves else type_name(ABSENT)
                     self._observed.setdefault(each, _found(each, leaf.kind, former, in_place=True))
                 continue
-            if leaf.kind is LeafKind.MODULE:
-                self._name(path, leaf.type, _MADE_LATE)
-            elif leaf.kind is LeafKind.OPAQUE:
-                self._name(path, leaf.type)
+            if leaf.kind in (LeafKind.MODULE, LeafKind.OPAQUE):
+                self._name(path, leaf.type, _MADE_LATE if leaf.kind is LeafKind.MODULE else _NOT_DATA)
             else:
                 before = self._start.leaves.get(path)
                 kind = before.type if before else type_name(ABSENT)
