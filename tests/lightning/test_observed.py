@@ -9,7 +9,7 @@ import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, LearningRateFinder, ModelCheckpoint
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from resume_adapters.errors import NotRestored
@@ -101,12 +101,16 @@ def test_hyperparameters_settings_and_what_a_callback_adds_to_one_of_lightning_r
 
 
 class Checked(Line):
-    """Keeps what its validations see, of which the first is Lightning's check before the first step."""
+    """Keeps what its validations see, and the first batch that trains it: Lightning checks and searches before."""
 
     def __init__(self, interrupted_at: int | None) -> None:
         super().__init__(interrupted_at)
-        self.seen, self.first, self.means = 0, None, [0.0]
+        self.seen, self.first, self.means, self.lr, self.trained = 0, None, [0.0], 0.1, None
         self.register_buffer("cached", torch.zeros(0), persistent=False)
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        self.trained = batch.item() if self.trained is None else self.trained
+        return super().training_step(batch, batch_idx)
 
     def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
         self.seen += 1
@@ -115,16 +119,17 @@ class Checked(Line):
         self.cached = torch.ones(3) if not self.cached.numel() else self.cached
 
 
-def test_what_only_the_sanity_check_has_changed_resumes(tmp_path: Path) -> None:
-    """It is not done again."""
+def test_what_only_a_finder_or_the_sanity_check_has_changed_resumes(tmp_path: Path) -> None:
+    """They are not done again."""
 
     def fit(directory: Path, interrupted_at: int | None) -> tuple[Any, ...]:
         module = Checked(interrupted_at)
-        trainer = trainer_of(ModelCheckpoint(directory, every_n_train_steps=3), ResumeCallback(), max_steps=7)
+        saves, finder = ModelCheckpoint(directory, every_n_train_steps=3), LearningRateFinder(num_training_steps=4)
+        trainer = trainer_of(saves, finder, ResumeCallback(), max_steps=7)
         pl.seed_everything(1)
-        data = DataLoader(torch.rand(8, 1))
-        trainer.fit(module, data, data)
-        return module.seen, module.first, module.means, module.cached.tolist()
+        data = torch.rand(8, 1)
+        trainer.fit(module, DataLoader(data, shuffle=True), DataLoader(data))
+        return module.seen, module.first, module.means, module.cached.tolist(), module.trained
 
     expected = fit(tmp_path / "whole", None)
     with pytest.raises(Interrupted):

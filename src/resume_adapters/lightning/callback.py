@@ -217,7 +217,8 @@ class ResumingTrainer:
             return
         self._is_tuning = True
         try:
-            native(*args, **kwargs)
+            with contextlib.nullcontext() if session is None else session.checking():
+                native(*args, **kwargs)
         except Exception as error:
             if session is not None:
                 session.fail(error)

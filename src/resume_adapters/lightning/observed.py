@@ -145,8 +145,7 @@ def not_taken_back(trainer: Any, saved: Mapping[str, Any]) -> Iterator[str]:
 
 def _differs(callback: Any, state: Any) -> str | None:
     live = callback.state_dict()
-    is_data = None not in map(encoding.digest_of, (state, live))
-    return first_difference(state, live) if is_data else None
+    return None if None in map(encoding.digest_of, (state, live)) else first_difference(state, live)
 
 
 _LENGTHS = ("max_epochs", "min_epochs", "max_steps", "min_steps")

@@ -165,6 +165,10 @@ class FitSession:
         self._framework.remember_schedules(self._session.rescale.schedules)
         self._session.fork()
 
+    def checking(self) -> contextlib.AbstractContextManager[None]:
+        """Observe what a check or a finder before the first step changes; see :meth:`ObservedState.checking`."""
+        return self._session.observed.checking()
+
     def restore_tuned(self) -> bool:
         """Restore what a finder had found before the first step; return whether it needs no search in this launch.
 
@@ -369,7 +373,7 @@ class FitSession:
             if self._votes_left and not self._is_saved:
                 self._fingerprint = self._take_fingerprint()
             self.keep()
-        with self._session.observed.checking() if self._trainer.sanity_checking else contextlib.nullcontext():
+        with self.checking() if self._trainer.sanity_checking else contextlib.nullcontext():
             result = native()
         self._framework.validation_data.look()
         self._before_validation = self._fingerprint = None

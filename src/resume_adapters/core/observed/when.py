@@ -156,7 +156,7 @@ class ObservedState:
         before = walk.take(self._ask_subjects(), self._clock)
         yield
         now = walk.take(self._ask_subjects(), self._clock)
-        self._checked = {path: before.leaves.get(path) for path in before.changed(now)}
+        self._checked = {path: before.leaves.get(path) for path in before.changed(now)} | self._checked
 
     def begin(self) -> None:
         """Restore what the checkpoint holds, and take the census that later ones are compared with; once.
