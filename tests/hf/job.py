@@ -226,6 +226,7 @@ def model() -> torch.nn.Module:
     if CONFIG["beside_lora"] or CONFIG["running_mean"]:
         gpt = made.base_model.model if CONFIG["lora"] else made
         last = gpt.transformer.ln_f.requires_grad_(True)
+        last.register_buffer("mean", torch.zeros(()))
         last.register_buffer("means", torch.zeros(0))
         last.register_forward_hook(_normalize)
     if CONFIG["user_compile"]:
@@ -236,10 +237,11 @@ def model() -> torch.nn.Module:
 
 
 def _normalize(module: Any, inputs: Any, output: torch.Tensor) -> torch.Tensor:
-    """Subtract what the latest batches had in the mean."""
+    """Subtract a running mean, as a batch norm does, and what the latest batches had in the mean."""
     if module.training:
+        module.mean.lerp_(output.detach().mean(), 0.1)
         module.means = torch.cat([module.means, output.detach().mean().reshape(1)])[-9:]
-    return output - module.means.sum()
+    return output - module.mean - module.means.sum()
 
 
 # ---- Watching

@@ -92,9 +92,9 @@ class ResumeCallback(OptionsCallback, pl.Callback):  # type: ignore[misc]  # kno
     # ---- Events
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Remember the schedules, unless they were loaded before."""
+        """Look at what is set up, where the checkpoint was not loaded before."""
         if (session := self.session) is not None:
-            session.remember_schedules()
+            session.after_setup()
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin to train."""

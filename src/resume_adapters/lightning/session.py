@@ -121,7 +121,7 @@ class FitSession:
             native(None)
             return
         if strategies.is_sharded(self._trainer) and self._framework.engine is None:
-            self.remember_schedules()  # the strategy is set up before it loads, so on_fit_start is over
+            self.after_setup()  # the strategy is set up before it loads, so on_fit_start is over
         elif self._framework.engine is not None:
             self._session.begin_settings()
         given, limits = (context.rank_state.limits if context.rank_state else None) or (None, [])
@@ -159,8 +159,8 @@ class FitSession:
             logger.warning("Resuming from %s: step %d is newer than the run directory.", found.path, found.step)
             self._session.restorer.replace_context(self._session.restorer.read(found))
 
-    def remember_schedules(self) -> None:
-        """Remember the schedules, which are made, and not loaded; a new run may begin with weights of another."""
+    def after_setup(self) -> None:
+        """Look at what is set up, and not loaded; a new run may begin with weights of another."""
         self._session.begin_settings()
         self._framework.remember_schedules(self._session.rescale.schedules)
         self._session.fork()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeGuard
 
 from resume_adapters.core.state import rng
-from resume_adapters.errors import UnsupportedSetting
+from resume_adapters.errors import StateMismatch, UnsupportedSetting
 
 RESERVED = (
     *("architecture", "buffers", "callbacks", "constant_tensors", "held_buffers", "live_weights", "manifest"),
@@ -18,10 +18,17 @@ RESERVED = (
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
+def give_shape(tensor: Any, shape: Sequence[int]) -> None:
+    """Give a tensor the shape that training had given it, to be loaded into; also one that has none yet."""
+    if hasattr(type(tensor), "materialize"):  # of a lazy module
+        tensor.materialize(tuple(shape))
+    elif [*tensor.shape] != [*shape]:
+        tensor.data = tensor.data.new_zeros(shape)
+
+
 def fill(tensor: Any, saved: Any) -> None:
     """Give a tensor the saved values, and the shape that training had given it."""
-    if tensor.shape != saved.shape:
-        tensor.data = tensor.data.new_empty(saved.shape)
+    give_shape(tensor, saved.shape)
     tensor.data.copy_(saved)
 
 
@@ -81,10 +88,15 @@ class ModuleBuffers:
         return dict(self._named)
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Give the buffers the saved values, and the shapes that training had given them."""
+        """Give the buffers the saved values, and the shapes that training had given them.
+
+        Raises:
+            StateMismatch: a buffer was not saved.
+        """
+        if lost := [name for name in self._named if name not in saved]:
+            raise StateMismatch(f"the buffer {lost[0]} was not there at the save: launch as before, or start a new run")
         for name, buffer in self._named.items():
-            if name in saved:
-                fill(buffer, saved[name])
+            fill(buffer, saved[name])
 
     @staticmethod
     def is_state(saved: Any) -> bool:

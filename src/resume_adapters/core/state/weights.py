@@ -12,6 +12,7 @@ import xxhash
 from resume_adapters.core.log import first_of
 from resume_adapters.core.state import keys
 from resume_adapters.core.state.comparison import are_same, bits, first_difference
+from resume_adapters.core.state.stateful import give_shape
 from resume_adapters.errors import NotRestored, StateMismatch, UnsupportedSetting
 
 if TYPE_CHECKING:
@@ -89,14 +90,9 @@ def resized(start: dict[str, str], now: dict[str, str], modules: Iterable[torch.
 
 def resize(modules: Iterable[torch.nn.Module], shapes: Mapping[str, Sequence[int]]) -> None:
     """Give tensors the shapes that training had given them, so that what was saved can be loaded into them."""
-    from torch.nn.parameter import is_lazy
-
-    live: Mapping[str, Any] = _whole(modules) if shapes else {}
+    live = _whole(modules) if shapes else {}
     for name in shapes.keys() & live.keys():
-        if is_lazy(live[name]):
-            live[name].materialize(tuple(shapes[name]))
-        else:
-            live[name].data = live[name].data.new_zeros(shapes[name])
+        give_shape(live[name], shapes[name])
 
 
 def _whole(modules: Iterable[torch.nn.Module]) -> dict[str, torch.Tensor]:
@@ -168,8 +164,8 @@ def are_saved_as_they_are(saved: dict[str, torch.Tensor], live: dict[str, torch.
 
     A framework may save others: experts one by one that are one tensor in memory, or rows in another order.
     """
-    names = keys.match(saved, live).saved_by_live
-    return have_names_of(saved, live) and _first_difference(names, saved, live) is None
+    found, missing = _pair(saved, live)
+    return not (missing or found.unexpected or _first_difference(found.saved_by_live, saved, live))
 
 
 def _first_difference(names: Mapping[str, str], saved: Mapping[str, Any], live: Mapping[str, Any]) -> str | None:
@@ -179,7 +175,7 @@ def _first_difference(names: Mapping[str, str], saved: Mapping[str, Any], live: 
 def _pair(saved: dict[str, Any], live: dict[str, torch.Tensor]) -> tuple[keys.Match, list[str]]:
     """Pair saved keys with live ones; also return those missing that no saved one is tied to."""
     found = keys.match(saved, live)
-    places = {key: place_of(each) for key, each in _tensors(live).items()}
+    places = {key: (place_of(each) or (None,))[0] for key, each in _tensors(live).items()}
     held = {places.get(key) for key in found.saved_by_live} - {None}
     return found, [key for key in found.missing if places.get(key) not in held]
 
