@@ -73,6 +73,12 @@ def path(root: str, *steps: tuple[str, Any]) -> Path:
     return Path(root, tuple(Step(*step) for step in steps))
 
 
+def restore(roots: Any, at: Path, saved: Any, kind: LeafKind = LeafKind.DATA, **options: Any) -> None:
+    """Restore what was captured where nothing else has the memory, as of the type that is there."""
+    options = {"stays": set(), "type_then": type_name(paths.get(roots, at)), **options}
+    leaves.restore(roots, at, saved, kind, **options)
+
+
 def changes(trainer: Any, change: Any, **options: Any) -> dict[str, LeafKind]:
     """Return what a census finds after a change, by path."""
     before = take({"trainer": trainer}, **options)
@@ -111,7 +117,7 @@ def test_data_is_one_leaf_that_is_captured_encoded_and_restored_with_its_types(v
     saved = encoding.decode(document, tensors)
     assert type(saved) is type(changed) and encoding.digest_of(encoding.exact(saved)) == encoding.digest_of(captured)
     fresh = Thing(value=copy.deepcopy(value))
-    leaves.restore({"trainer": fresh}, at, saved, LeafKind.DATA, in_place=True)
+    restore({"trainer": fresh}, at, saved, in_place=True)
     live = fresh.value
     assert type(live) is type(changed)
     assert encoding.digest_of(encoding.exact(live)) == encoding.digest_of(captured)
@@ -128,15 +134,15 @@ def test_containers_are_restored_in_place_also_within_others() -> None:
     saved = {"new": 2, "train": defaultdict(list, {"loss": [1, 2]})}
     roots = {"trainer": trainer}
     for name, value in (("metrics", saved), ("items", [[1, 2], 6, 7]), ("seen", {2}), ("window", deque([[3], [4]], 3))):
-        leaves.restore(roots, path("trainer", (".", name)), value, LeafKind.DATA, in_place=False)
+        restore(roots, path("trainer", (".", name)), value, in_place=False)
     assert inner == {"loss": [1, 2]} and trainer.metrics == {"new": 2, "train": inner}
     assert list(trainer.metrics) == ["new", "train"], "in the order in which they were saved"
     assert items == [[1, 2], 6, 7] and items[0] is first and seen == {2}
     assert window == deque([[3], [4]]) and window[0] is held
-    leaves.restore(roots, path("trainer", (".", "window")), deque([1], maxlen=9), LeafKind.DATA, in_place=False)
+    restore(roots, path("trainer", (".", "window")), deque([1], maxlen=9), in_place=False)
     assert trainer.window is not window and trainer.window.maxlen == 9
     other = defaultdict(int, {"loss": 1})
-    leaves.restore(roots, path("trainer", (".", "metrics"), ("[]", "train")), other, LeafKind.DATA, in_place=False)
+    restore(roots, path("trainer", (".", "metrics"), ("[]", "train")), other, in_place=False)
     assert trainer.metrics["train"] is other
 
 
@@ -148,14 +154,14 @@ def test_a_defaultdict_of_what_no_checkpoint_names_is_filled_and_never_made() ->
     trainer.logs["rewards"]["length"].append(1.5)
     document, tensors = encoding.encode(leaves.capture(trainer.logs, LeafKind.DATA))
     saved = encoding.decode(document, tensors)
-    leaves.restore({"trainer": fresh}, at, saved, LeafKind.DATA, in_place=False)
+    restore({"trainer": fresh}, at, saved, in_place=False)
     assert fresh.logs == trainer.logs and fresh.logs["rewards"]["new"].maxlen == 2
     known = Thing(logs={"rewards": defaultdict(list)})
     for roots, where in (({"trainer": fresh}, "none"), ({"trainer": known}, "logs")):
         with pytest.raises(NotSerialisable):
-            leaves.restore(roots, path("trainer", (".", where)), [saved], LeafKind.DATA, in_place=False)
+            restore(roots, path("trainer", (".", where)), [saved], in_place=False)
     with pytest.raises(NotSerialisable):
-        leaves.restore({"trainer": known}, at, saved, LeafKind.DATA, in_place=False)
+        restore({"trainer": known}, at, saved, in_place=False)
 
 
 @pytest.mark.parametrize("made", [lambda: torch.zeros(3), lambda: np.zeros(3)], ids=["torch", "numpy"])
@@ -163,15 +169,15 @@ def test_an_array_is_filled_unless_training_replaces_it_and_others_need_what_is_
     start, saved, smaller = made(), made() + 1, made()[:1]
     trainer, at = Thing(total=start), path("trainer", (".", "total"))
     needed = {leaves.memory_of(start)}
-    leaves.restore({"trainer": trainer}, at, saved, LeafKind.DATA, in_place=False, stays=needed)
+    restore({"trainer": trainer}, at, saved, in_place=False, stays=needed)
     assert trainer.total is saved and not start.any()
     trainer.total = start
-    leaves.restore({"trainer": trainer}, at, smaller, LeafKind.DATA, in_place=True)
+    restore({"trainer": trainer}, at, smaller, in_place=True)
     assert trainer.total is smaller
     trainer.total = start
-    leaves.restore({"trainer": trainer}, at, saved, LeafKind.DATA, in_place=True, stays=needed)
+    restore({"trainer": trainer}, at, saved, in_place=True, stays=needed)
     assert trainer.total is start and start.all()
-    leaves.restore({"trainer": trainer}, at, saved * 2, LeafKind.DATA, in_place=False)
+    restore({"trainer": trainer}, at, saved * 2, in_place=False)
     assert trainer.total is start and (start == 2).all()
 
 
@@ -289,10 +295,10 @@ def test_state_below_objects_lists_dicts_and_slots_is_found_three_objects_deep()
         "trainer.slots.count",
     }
     at = path("trainer", (".", "slots"), (".", "count"))
-    leaves.restore({"trainer": trainer}, at, 5, LeafKind.DATA, in_place=False)
+    restore({"trainer": trainer}, at, 5, in_place=False)
     assert trainer.slots.count == 5
     at = path("trainer", (".", "objects"), ("[]", 0), (".", "n"))
-    leaves.restore({"trainer": trainer}, at, 5, LeafKind.DATA, in_place=False)
+    restore({"trainer": trainer}, at, 5, in_place=False)
     assert trainer.objects[0].n == 5
 
 
@@ -328,7 +334,7 @@ def test_a_stateful_object_and_a_generator_are_captured_through_their_state() ->
     saved = {name: leaves.capture(vars(trainer)[name], LeafKind.STATEFUL) for name in ("average", "generator")}
     expected, fresh = generator.random(), Thing(average=Average(), generator=random.Random(5))
     for name, state in saved.items():
-        leaves.restore({"trainer": fresh}, path("trainer", (".", name)), state, LeafKind.STATEFUL, in_place=False)
+        restore({"trainer": fresh}, path("trainer", (".", name)), state, LeafKind.STATEFUL, in_place=False)
     assert fresh.generator.random() == expected and fresh.average.shadow.all()
     for value in (trainer.broken, None):
         with pytest.raises(NotSerialisable):
@@ -370,7 +376,7 @@ def test_of_the_trained_model_only_what_its_state_dict_lacks_is_found() -> None:
     for at, leaf in found.items():
         live = paths.get({"model": model, "trainer": trainer}, at)
         held = paths.get(fresh, at)
-        leaves.restore(fresh, at, leaves.capture(live, leaf.kind), leaf.kind, in_place=False)
+        restore(fresh, at, leaves.capture(live, leaf.kind), leaf.kind, in_place=False)
         if leaf.kind is LeafKind.TENSOR:
             assert paths.get(fresh, at) is held and torch.equal(held, live)
     assert fresh["model"].calls == 1 and not fresh["model"].layer.bias.requires_grad

@@ -12,7 +12,7 @@ from resume_adapters.core.state import encoding
 from resume_adapters.core.state.fingerprint import value_digest
 from resume_adapters.core.state.rng import GeneratorState, generator_of, is_generator
 from resume_adapters.core.state.stateful import fill
-from resume_adapters.core.state.untouched import ABSENT, attributes, is_a, slot_of, slots
+from resume_adapters.core.state.untouched import ABSENT, attributes, is_a, slots
 from resume_adapters.errors import NotSerialisable
 
 
@@ -67,14 +67,7 @@ def can_be_made(type_then: str, saved: Any, kind: LeafKind) -> bool:
 
 
 def restore(
-    roots: Mapping[str, Any],
-    path: Path,
-    saved: Any,
-    kind: LeafKind,
-    *,
-    in_place: bool,
-    stays: set[int] | None = None,
-    type_then: str = "",
+    roots: Mapping[str, Any], path: Path, saved: Any, kind: LeafKind, *, in_place: bool, stays: set[int], type_then: str
 ) -> None:
     """Restore what was captured at a path, into the objects that are there, so that others who hold them see it.
 
@@ -87,7 +80,7 @@ def restore(
         type_then: the name of the type that it had, where what is there now may be of another.
     """
     live = get(roots, path)
-    if kind is LeafKind.STATEFUL and type_then not in ("", type_name(live)):
+    if kind is LeafKind.STATEFUL and type_then != type_name(live):
         _assign(get(roots, path.owner), path.steps[-1], generator_of(type_then, saved))
     elif kind is LeafKind.STATEFUL:
         (GeneratorState(live) if is_generator(live) else live).load_state_dict(saved)
@@ -101,15 +94,14 @@ def restore(
         live = get(roots, path.owner.to("tensor", path.steps[-1].key))
         live.requires_grad_(saved)
     else:
-        filling = _Filling(set() if stays is None else stays, in_place=in_place)
-        _assign(get(roots, path.owner), path.steps[-1], filling.filled(live, saved))
+        _assign(get(roots, path.owner), path.steps[-1], _Filling(stays, in_place=in_place).filled(live, saved))
 
 
 def remove(roots: Mapping[str, Any], path: Path) -> None:
     """Remove an attribute that was not there before."""
     owner, name = get(roots, path.owner), path.steps[-1].key
     if name in slots(owner):
-        slot_of(owner, name).__delete__(owner)
+        slots(owner)[name].__delete__(owner)
     else:
         del attributes(owner)[name]
 
@@ -122,7 +114,7 @@ def _assign(owner: Any, step: Step, value: Any) -> None:
     elif step.kind == "grad":
         owner.grad = value
     elif step.key in slots(owner):
-        slot_of(owner, step.key).__set__(owner, value)
+        slots(owner)[step.key].__set__(owner, value)
     else:
         attributes(owner)[step.key] = value
 

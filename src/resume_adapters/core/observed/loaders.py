@@ -45,7 +45,7 @@ _LOOKS = 3
 """Fetches, and as many positions, before which a look is taken."""
 
 _ELSEWHERE = (
-    *("accelerate.", "datasets.", "pyarrow.", "tokenizers.", "torchdata."),
+    *("accelerate.", "datasets.", "pyarrow.", "resume_adapters.", "tokenizers.", "torchdata."),
     *("transformers.configuration", "transformers.models.", "transformers.tokenization"),
 )
 """Libraries whose objects follow from what the loop tells them at each pass, or hold no state that shapes a batch."""
@@ -174,12 +174,12 @@ class LoaderAttributes:
 
     def restore(self, saved: list[Any]) -> None:
         """Restore what :meth:`capture` returned, where its path leads to the same type; the rest as in a new launch."""
-        given = {paths.path_of(root, steps): rest for root, steps, *rest in saved}
+        roots, given = self._subjects.roots, {paths.path_of(root, steps): rest for root, steps, *rest in saved}
         stays = self._memory_beside(given)
         for path, (name, before, kept, value, *filled) in {**self._fresh, **given}.items():
             live, kind, in_place = self._live(path), LeafKind(name), filled == [True]
             content = unpacked(value) if is_packed(value) else copy.deepcopy(value)
-            owner = paths.get(self._subjects.roots, path.owner)
+            owner = paths.get(roots, path.owner)
             is_there = kind is not LeafKind.STATEFUL or type_name(live) == kept
             fits = type_name(live) in (before, kept) and (is_there or can_be_made(kept, content, kind))
             if owner is ABSENT or not fits:
@@ -191,11 +191,9 @@ class LoaderAttributes:
                 at_start = ABSENT if live is ABSENT else self._as_data(live, of_start)
                 self._fresh[path] = [of_start.value, kept, before, at_start, in_place]
             if value is ABSENT and live is not ABSENT:
-                leaves.remove(self._subjects.roots, path)
+                leaves.remove(roots, path)
             elif value is not ABSENT:
-                leaves.restore(
-                    self._subjects.roots, path, content, kind, in_place=in_place, stays=stays, type_then=kept
-                )
+                leaves.restore(roots, path, content, kind, in_place=in_place, stays=stays, type_then=kept)
 
     def _memory_beside(self, given: Mapping[Path, Any]) -> set[int]:
         """Return where the memory of the arrays begins that stay as they are."""
@@ -243,11 +241,7 @@ def content_of(dataset: Any, collate: Any) -> dict[str, Any]:
 
 def _subjects(roots: Mapping[str, Any], longest_row: int, **options: Any) -> Subjects:
     return Subjects(
-        roots={
-            name: root
-            for name, root in roots.items()
-            if not type(root).__module__.startswith(("resume_adapters.", *_ELSEWHERE))
-        },
+        roots={name: root for name, root in roots.items() if not type(root).__module__.startswith(_ELSEWHERE)},
         foreign=_ELSEWHERE,
         enters_data=True,
         largest=_VALUES,

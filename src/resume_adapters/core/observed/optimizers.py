@@ -13,6 +13,7 @@ from typing import Any
 
 from resume_adapters.core.observed.instances import instances
 from resume_adapters.core.observed.paths import is_module
+from resume_adapters.core.observed.walk import has_state
 from resume_adapters.core.state import keys
 from resume_adapters.core.state.untouched import attributes, is_a
 
@@ -174,5 +175,4 @@ def _is_schedule(each: Any, optimizers: Sequence[Any]) -> bool:
     known = ("parameters", "param_groups", "last_epoch")
     if not steps or any(hasattr(kind, name) or name in held for name in known):
         return False
-    has_state = all(callable(getattr(kind, name, None)) for name in ("state_dict", "load_state_dict"))
-    return has_state and any(held.get("optimizer") is optimizer for optimizer in optimizers)
+    return has_state(each) and any(held.get("optimizer") is optimizer for optimizer in optimizers)

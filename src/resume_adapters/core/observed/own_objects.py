@@ -75,7 +75,7 @@ def _kind(value: Any) -> str:
         return f"{type_name(value)}.{attributes(value).get('_name_')}"
     if is_a(value, *CODE):
         return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
-    has_content = attributes(value) or any(slots(value)) or value is ABSENT
+    has_content = attributes(value) or slots(value) or value is ABSENT
     return type_name(value) if has_content else f"{type_name(value)} {value_digest(value, untouched=True)}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from resume_adapters.core.state.untouched import ABSENT, attributes, container, size, slot, slots
+from resume_adapters.core.state.untouched import ABSENT, attributes, container, in_slots, size
 
 
 class Step(NamedTuple):
@@ -89,7 +89,7 @@ def _follow(owner: Any, step: Step) -> Any:
         return held[step.key]
     if is_module(owner) and (child := inside(owner, "_modules").get(step.key)) is not None:
         return child
-    return slot(owner, step.key) if step.key in slots(owner) else ABSENT
+    return in_slots(owner).get(step.key, ABSENT)
 
 
 def is_module(value: Any) -> bool:

@@ -21,17 +21,7 @@ from resume_adapters.core.observed.paths import Path, Step, get, inside, is_modu
 from resume_adapters.core.state import encoding
 from resume_adapters.core.state.fingerprint import value_digest
 from resume_adapters.core.state.rng import is_generator
-from resume_adapters.core.state.untouched import (
-    ABSENT,
-    attributes,
-    container,
-    has_attributes,
-    is_a,
-    items,
-    size,
-    slot,
-    slots,
-)
+from resume_adapters.core.state.untouched import attributes, container, has_attributes, in_slots, is_a, items, size
 from resume_adapters.errors import NotSerialisable
 
 DEPTH = 3
@@ -381,8 +371,8 @@ def content(owner: Any) -> Iterator[tuple[Step, Any]]:
 
 
 def _attributes(owner: Any) -> Iterator[tuple[Step, Any]]:
-    held = {**attributes(owner), **{name: slot(owner, name) for name in slots(owner)}}
-    yield from ((Step(".", name), value) for name, value in held.items() if value is not ABSENT)
+    held = {**attributes(owner), **in_slots(owner)}
+    yield from ((Step(".", name), value) for name, value in held.items())
 
 
 def _module_content(module: Any) -> Iterator[tuple[Step, Any]]:
@@ -462,6 +452,4 @@ def is_trained(value: Any) -> bool:
 
 def has_state(value: Any) -> bool:
     """Return whether the class of a value has ``state_dict()`` and ``load_state_dict()``."""
-    return callable(getattr(type(value), "state_dict", None)) and callable(
-        getattr(type(value), "load_state_dict", None)
-    )
+    return all(callable(getattr(type(value), name, None)) for name in ("state_dict", "load_state_dict"))

@@ -22,7 +22,7 @@ import xxhash
 
 from resume_adapters.core.state.comparison import bits
 from resume_adapters.core.state.rng import GeneratorState, is_generator
-from resume_adapters.core.state.untouched import attributes, container, has_attributes, is_a, items, slot, slots
+from resume_adapters.core.state.untouched import attributes, container, has_attributes, in_slots, is_a, items
 
 _LONGEST = 1_000_000
 """Values that one digest covers at most: a batch with more of them holds tensors."""
@@ -134,7 +134,7 @@ class _Walk:
         if is_a(value, *_ROUTINES):
             self.hasher.update(f"{value.__module__}.{value.__qualname__}".encode())
         elif has_attributes(value):
-            held = {**attributes(value), **{name: slot(value, name) for name in slots(value)}}
+            held = {**attributes(value), **in_slots(value)}
             self._mapping(held.items())
         elif kind is None:
             shown = _progress(value) if is_a(value, Iterator) else _bytes(value)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import types
 from collections import deque
-from collections.abc import Iterator
 from typing import Any
 
 ABSENT = object()
@@ -35,30 +35,27 @@ _DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType)
 
 def has_attributes(owner: Any) -> bool:
     """Return whether an object has a ``__dict__`` or ``__slots__``."""
-    return _dict_of(owner) is not None or any(slots(owner))
+    return _dict_of(owner) is not None or bool(slots(owner))
 
 
-def slots(owner: Any) -> Iterator[str]:
-    """Yield the names of the attributes that an object keeps in ``__slots__``."""
-    for kind in type(owner).__mro__:
+def slots(owner: Any) -> dict[str, Any]:
+    """Return the descriptors of the attributes that an object keeps in ``__slots__``, by name."""
+    found = {}
+    for kind in reversed(type(owner).__mro__):
         names = vars(kind).get("__slots__", ())
         for name in (names,) if isinstance(names, str) else names:
             if type(vars(kind).get(name)) is types.MemberDescriptorType:
-                yield name
+                found[name] = vars(kind)[name]
+    return found
 
 
-def slot(owner: Any, name: str) -> Any:
-    """Return what is in a slot, or :data:`ABSENT`."""
-    try:
-        return slot_of(owner, name).__get__(owner)
-    except AttributeError:
-        return ABSENT
-
-
-def slot_of(owner: Any, name: str) -> Any:
-    """Return the descriptor of a slot."""
-    found = (vars(kind).get(name) for kind in type(owner).__mro__)
-    return next(each for each in found if type(each) is types.MemberDescriptorType)
+def in_slots(owner: Any) -> dict[str, Any]:
+    """Return what is in the ``__slots__`` of an object, by name."""
+    found = {}
+    for name, each in slots(owner).items():
+        with contextlib.suppress(AttributeError):  # nothing is there
+            found[name] = each.__get__(owner)
+    return found
 
 
 def container(value: Any) -> Any:
