@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from resume_adapters.core.observed.script import Place, calling_script, carried
+from resume_adapters.core.observed.script import PACKAGE, Place, calling_script, carried
 from resume_adapters.errors import NotSerialisable
 
 from plain_torch import Killed, Launch, killed_after, manifest
@@ -174,6 +174,40 @@ for _ in range(2):
 """,
         ["scales", "rates"],
     ),
+    "what generators over a run's batches carry, not themselves": (
+        """
+class Again:
+    def __init__(self, loader):
+        self.loader, self.inner = loader, iter(loader)
+    def __iter__(self):
+        return self
+    def __next__(self):
+        return next(self.inner)
+def cycle(loader):
+    while True:
+        for each in loader:
+            yield each
+def again(loader):
+    inner = iter(loader)
+    while True:
+        yield next(inner)
+def counted(loader):
+    index = 0
+    for each in cycle(loader):
+        index += 1
+        yield index
+def in_turn(loader, words):
+    for each in zip(loader, words):
+        yield each
+batches, drawn, own, steps = iter(given()), cycle(given()), again(given()), counted(given())
+scaled, kept = map(str, (each for each in cycle(given()))), Again(given())
+pairs, places, part = in_turn(given(), [1, 2]), enumerate(given()), iter([1, 2])
+for _ in range(2):
+    next(batches), next(drawn), next(own), next(steps), next(scaled), next(kept), next(pairs), next(places), next(part)
+    step()
+""",
+        ["index", "pairs", "places", "part"],
+    ),
     "nothing that comes of the run, of a clock or of a model": (
         """
 import time
@@ -252,7 +286,10 @@ def test_what_a_loop_carries(what: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import math\n" + source)
     places: list[list[Place]] = []
-    runpy.run_path(str(script), {"step": lambda: places.append(calling_script())})
+    given = compile("def given():\n    yield from [1, 2, 3, 4]", f"{PACKAGE}/given.py", "exec")
+    given_names: dict[str, Any] = {"step": lambda: places.append(calling_script())}
+    exec(given, given_names)
+    runpy.run_path(str(script), given_names)
     here = [each for each in places[0] if each.code.co_filename == str(script)]
     found = carried(here)
     assert sorted(each.split("`")[1] for each in found) == sorted(names)

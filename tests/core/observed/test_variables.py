@@ -73,6 +73,21 @@ NAMED: dict[str, tuple[str, str, list[str]]] = {
         "next(batches)",
         [],
     ),
+    "what a generator over the batches of a run keeps between two of them": (
+        "def mixed(batches):\n    kept, order, number = [], random.Random(0), 0\n    for each in batches:\n"
+        "        kept.append(each)\n        number = order.random()\n        yield each\n"
+        "rows = mixed(given())",
+        "next(rows)",
+        ["`kept` (a list)", "`order` (a Random)"],
+    ),
+    "an iterator of the script over the batches of a run": (
+        "class Counted:\n    def __init__(self, batches):\n        self.batches, self.count = batches, 0\n"
+        "    def __iter__(self):\n        return self\n"
+        "    def __next__(self):\n        self.count += 1\n        return next(self.batches)\n"
+        "rows = Counted(given())",
+        "next(rows)",
+        ["`rows.count` (of a Counted)"],
+    ),
     "nothing that its functions only read, or set anew": (
         "last = 0\ndef loss():\n    global last\n    last = random.random()\n    return last",
         "loss()",

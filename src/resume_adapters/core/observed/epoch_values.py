@@ -35,7 +35,7 @@ def made_in_epoch(saved: Iterable[Any]) -> list[str]:
     Args:
         saved: what is saved of the training.
     """
-    frames = list(script.script_frames())
+    frames = script.script_frames()
     loops = [script.loops_around(script.scope_of(each.f_code), each.f_lineno) for each in frames]
     number = next((number for number, each in enumerate(loops) if _over(each, _PASSES)), len(frames))
     if not any(_over(each, _EPOCHS) for each in loops[number:]):

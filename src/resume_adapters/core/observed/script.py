@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import ast
 import functools
+import gc
+import itertools
 import linecache
 import sys
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from inspect import CO_OPTIMIZED
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, FrameType, GeneratorType
 from typing import Any
 
-from resume_adapters.core.state.untouched import is_a
+from resume_adapters.core.state.untouched import has_attributes, is_a
 
 PACKAGE = str(Path(__file__).parents[2])
 
@@ -30,6 +33,9 @@ _OF_THE_RUN = (".global_step", ".resume(", ".batches(")
 """What is in an expression that has another value where a run goes on."""
 
 _LOOPS = (ast.For, ast.While)
+
+_DEEP = 4
+"""Iterators through which batches are handed on."""
 
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
@@ -60,13 +66,19 @@ def calling_script() -> list[Place]:
     return found
 
 
-def script_frames() -> Iterator[FrameType]:
-    """Yield the calls of the script that are running now, innermost first."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if _is_of_script(frame.f_code.co_filename):
-            yield frame
-        frame = frame.f_back
+def script_frames() -> list[FrameType]:
+    """Return the calls of the script that are running now, innermost first, then its generators that hand on batches.
+
+    These wait within a loop of theirs, and may keep something from one batch to the next as any other call may.
+    """
+    running = traceback.walk_stack(sys._getframe(1))
+    found = [frame for frame, _ in running if _is_of_script(frame.f_code.co_filename)]
+    for each in found:
+        held = each.f_locals
+        inner = [it.gi_frame for value in held.values() for it in handing_on(value) if is_a(it, GeneratorType)]
+        release(held, each.f_code)
+        found += [it for it in inner if it and it not in found and _is_of_script(it.f_code.co_filename)]
+    return found
 
 
 def release(held: Any, code: CodeType) -> None:
@@ -103,7 +115,11 @@ def _is_of_script(file: str) -> bool:
 
 def is_code_of_script(each: Any) -> bool:
     """Return whether a class or a function is of the script."""
-    return _is_of_script(getattr(sys.modules.get(getattr(each, "__module__", None) or ""), "__file__", None) or "<")
+    return _is_of_script(_file_of(each))
+
+
+def _file_of(each: Any) -> str:
+    return getattr(sys.modules.get(getattr(each, "__module__", None) or ""), "__file__", None) or "<"
 
 
 @functools.lru_cache(maxsize=64)  # asked for the same places at each look
@@ -133,9 +149,28 @@ def _carried_at(place: Place) -> Iterator[str]:
     yield from (shown(name, place.code, line) for name, line in found.items())
 
 
+def handing_on(value: Any, depth: int = _DEEP) -> list[Any]:
+    """Return the iterators through which one hands on a run's batches, itself first; none where it gives anything else.
+
+    After a resume, it goes on where the run does.
+    """
+    is_generator = is_a(value, GeneratorType)
+    file = value.gi_code.co_filename if is_generator else _file_of(type(value))
+    if file.startswith(PACKAGE):
+        return [value]
+    if not (is_generator or type(value) in (map, zip)) or not depth:
+        return []
+    held = gc.get_referents(value)
+    held += [inner for each in held if type(each) is tuple for inner in each]  # ``zip`` has one
+    found = [handing_on(each, depth - 1) for each in held if is_a(each, Iterator)]
+    return [value, *itertools.chain(*found)] if found and all(found) else []
+
+
 def _is_data(value: Any) -> bool:
-    """Return whether a value is data, or gives data one after the other."""
-    kinds = (int, float, complex, str, bytes, type(None), list, tuple, dict, set, Iterator)
+    """Return whether a value is data, or gives data one after the other that nobody goes on with."""
+    if is_a(value, Iterator):  # into an object of the script ``variables.py`` looks
+        return not handing_on(value) and not (has_attributes(value) and is_code_of_script(type(value)))
+    kinds = (int, float, complex, str, bytes, type(None), list, tuple, dict, set)
     return is_a(value, *kinds) or hasattr(type(value), "__array__")
 
 

@@ -19,7 +19,7 @@ from resume_adapters.core.observed import paths, walk
 from resume_adapters.core.observed.instances import instances
 from resume_adapters.core.observed.leaves import LeafKind, is_array
 from resume_adapters.core.observed.paths import Path, is_module, submodules, type_name
-from resume_adapters.core.observed.script import PACKAGE, is_code_of_script, rebound, release, script_frames
+from resume_adapters.core.observed.script import PACKAGE, handing_on, is_code_of_script, rebound, release, script_frames
 from resume_adapters.core.observed.walk import CONTAINERS, Census, Subjects, has_state, is_loader_iterator
 from resume_adapters.core.state.rng import is_generator
 from resume_adapters.core.state.untouched import attributes, has_attributes, is_a
@@ -161,8 +161,10 @@ def _variables(frame: FrameType) -> dict[str, Any]:
 
 def _may_hold(value: Any) -> bool:
     """Return whether an object can change and keep its identity, and is no machinery of a library."""
-    if type(value) in CONTAINERS or is_array(value) or is_generator(value) or _is_carried(value):
+    if type(value) in CONTAINERS or is_array(value) or is_generator(value):
         return True
+    if _is_carried(value):
+        return not handing_on(value)
     if type(value) in _CODE:
         return is_code_of_script(value)
     return is_module(value) or has_state(value) or (is_code_of_script(type(value)) and has_attributes(value))
