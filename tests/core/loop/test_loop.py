@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from resume_adapters import Memory
 from resume_adapters.core.loop.framework import Resumed
@@ -357,6 +357,26 @@ def test_a_cell_that_was_interrupted_and_is_run_again_is_refused_until_the_run_i
 def test_an_end_must_be_known(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedSetting, match="needs a number of epochs, max_steps="):
         next(Launch(tmp_path).loop.epochs())
+
+
+def test_the_length_of_a_pass_is_that_of_the_loader_in_each_launch(tmp_path: Path) -> None:
+    lengths: list[list[int]] = []
+
+    class Measured(Launch):
+        def _plain(self, data: Any) -> None:
+            lengths.append([])
+            for _ in self._epochs():
+                batches, fewer, more = (self.loop.batches(data, limit=limit) for limit in (None, 2, 9))
+                lengths[-1] += [len(batches), len(fewer), len(more)]
+                for batch in batches:
+                    self._step(batch)
+
+    with pytest.raises(Killed):
+        Measured(tmp_path, killed_after(4), save_every=3, epochs=2)()
+    Measured(tmp_path, save_every=3, epochs=2)()
+    assert lengths == [[6, 2, 6], [6, 2, 6] * 2]
+    with pytest.raises(TypeError):
+        len(Launch(tmp_path / "stream").loop.batches(DataLoader(IterableDataset(), 2)))
 
 
 def test_what_is_left_of_a_pass_may_be_dropped_after_its_epoch(tmp_path: Path) -> None:

@@ -28,6 +28,14 @@ def by_builtin(loop: ResumableLoop, loader: Any) -> Iterable[tuple[int, Any]]:
     return enumerate(loop.batches(loader))
 
 
+def logged(batches: Iterable[Any]) -> Iterable[Any]:
+    """Hand batches on, as a logger of metrics does."""
+    count = len(batches)  # type: ignore[arg-type]
+    for batch in batches:
+        yield batch
+        print("one of", count)
+
+
 class Counting(Launch):
     """Accumulates over windows that the script counts, as many do: of 3 batches, but for the first of an epoch."""
 
@@ -169,11 +177,12 @@ def test_a_resumed_pass_that_goes_on_beyond_the_others_is_refused(tmp_path: Path
     [
         (lambda loop, data: (batch for _, batch in enumerate(loop.batches(data))), "run.enumerate(loader)"),
         (lambda loop, data: (each for _, (each,) in enumerate(zip(loop.batches(data)))), "run.enumerate("),
+        (lambda loop, data: (batch for _, batch in enumerate(logged(loop.batches(data)))), "run.enumerate("),
         (sliced, "run.batches(loader, limit=...)"),
         (limited, ""),
         (lambda loop, data: (batch for _, batch in loop.enumerate(data)), ""),
     ],
-    ids=["enumerate", "enumerate of zip", "islice", "limit", "run.enumerate"],
+    ids=["enumerate", "enumerate of zip", "enumerate of a generator", "islice", "limit", "run.enumerate"],
 )
 def test_a_count_that_begins_again_is_said(
     tmp_path: Path, count: Any, said: str, caplog: pytest.LogCaptureFixture
@@ -182,6 +191,22 @@ def test_a_count_that_begins_again_is_said(
         cutting(tmp_path, count, epochs=1)()
     found = [message for message in caplog.messages if "MISSING" in message]
     assert [said in message for message in found] == ([True] if said else [])
+
+
+@pytest.mark.parametrize("is_counted", [True, False])
+@pytest.mark.parametrize("handed", [iter, logged], ids=["itself", "through a generator"])
+def test_a_count_that_begins_again_is_said_in_a_loop_that_cannot_be_wrapped(
+    tmp_path: Path, handed: Any, is_counted: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    launch = Launch(tmp_path)
+    data = launch.loader()
+    launch.loop.resume(data)
+    with caplog.at_level("INFO", "resume_adapters"):
+        for each in enumerate(handed(data)) if is_counted else handed(data):
+            launch._step(each[1] if is_counted else each)
+        launch.loop.finish()
+    found = [message for message in caplog.messages if "counters MISSING" in message]
+    assert ["start at run.resume().batches" in message for message in found] == ([True] if is_counted else [])
 
 
 def test_data_that_come_from_no_loader_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -80,6 +80,12 @@ NAMED: dict[str, tuple[str, str, list[str]]] = {
         "next(rows)",
         ["`kept` (a list)", "`order` (a Random)"],
     ),
+    "what one keeps that an object of the script holds": (
+        "def mixed(batches):\n    kept = []\n    for each in batches:\n        kept.append(each)\n        yield each\n"
+        "class Trainer:\n    pass\nit = Trainer()\nit.rows = mixed(given())",
+        "next(it.rows)",
+        ["`kept` (a list)"],
+    ),
     "an iterator of the script over the batches of a run": (
         "class Counted:\n    def __init__(self, batches):\n        self.batches, self.count = batches, 0\n"
         "    def __iter__(self):\n        return self\n"

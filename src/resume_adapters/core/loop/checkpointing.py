@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from resume_adapters.core.checkpoint.manifest import PartEntry
+from resume_adapters.core.dataloader.instrument import TrackedIterator
 from resume_adapters.core.loop.framework import LoopFramework, Resumed
 from resume_adapters.core.loop.loader import PassState
 from resume_adapters.core.loop.metrics import BestMetrics, LoopMetrics, LossSum
@@ -15,6 +16,7 @@ from resume_adapters.core.loop.passes import EpochPasses
 from resume_adapters.core.loop.repeated import LoadedState, refill
 from resume_adapters.core.loop.windows import StepWindows, TakenAhead, counted_from_zero
 from resume_adapters.core.observed.epoch_values import made_in_epoch
+from resume_adapters.core.observed.instances import instances
 from resume_adapters.core.observed.script import Place, calling_script, carried, of_the_run
 from resume_adapters.core.observed.variables import ScriptVariables
 from resume_adapters.core.session.context import RestoreContext
@@ -189,7 +191,7 @@ class LoopCheckpointing:
     # ---- Saving
 
     def watch_counting(self, batches: Iterator[Any]) -> None:
-        """Find out at the first save whether the script counts these batches by itself."""
+        """Find out at the first step whether the script counts these batches by itself."""
         if self._counted is None:
             self._handed.add(batches)
 
@@ -200,9 +202,15 @@ class LoopCheckpointing:
         """
         self.loaded.end()
         self.script = calling_script()
+        self._look_for_count()
         known = self._known()  # it searches for schedules among all objects
         self._variables.begin(known)
         self._of_epoch = made_in_epoch(known)
+
+    def _look_for_count(self) -> None:
+        handed = [*self._handed, *(instances(TrackedIterator) if self.passes.external else ())]
+        if self._counted is None and handed:
+            self._counted = next(filter(None, map(counted_from_zero, handed)), "")
 
     def _known(self) -> list[Any]:
         """Return what is saved, or looked at, beside the variables of the script."""
@@ -279,13 +287,11 @@ class LoopCheckpointing:
         """Return an entry for each part of the loop, and for what the script carries that nobody captures."""
         counted = {"counters": "epoch, step, running loss", "metrics": "best values, and which checkpoint has them"}
         entries = self._session.part_entries.captured(self._framework.parts(), **counted)
-        if self._counted is None and self._handed:
-            self._counted = next(filter(None, map(counted_from_zero, list(self._handed))), "")
+        self._look_for_count()
         if self._counted:
             entries.append(PartEntry("counters", "missing", self._counted))
         if self._step and not self.passes.are_known:
-            entries = [each for each in entries if each.name != "data"]
-            entries.append(PartEntry("data", "missing", _NO_LOADER))
+            entries = [*(each for each in entries if each.name != "data"), PartEntry("data", "missing", _NO_LOADER)]
         if self.script is not None and self._carried is None:
             self._carried = carried(self.script)
         names = self._carried or []

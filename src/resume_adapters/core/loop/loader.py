@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -82,6 +82,25 @@ def count_alike(others: Sequence[LoaderForm], position: LoaderPosition) -> list[
     """Return how many loaders have the form of a position, and how many of these its seeds, its own one included."""
     fits = [(True, True), *(each.fits(position) for each in others)]
     return [sum(each) for each in zip(*fits, strict=True)]
+
+
+class Batches(Iterator[Any]):
+    """The batches that are left of a pass. Their ``len()`` is that of the whole pass, alike in each launch.
+
+    Args:
+        left: yields them.
+        loader: the loader, as the script has it.
+        limit: batches of the whole pass at most.
+    """
+
+    def __init__(self, left: Generator[Any, None, None], loader: Any, limit: int | None) -> None:
+        self.close, self._left, self._loader, self._limit = left.close, left, loader, limit
+
+    def __next__(self) -> Any:
+        return next(self._left)
+
+    def __len__(self) -> int:
+        return len(self._loader) if self._limit is None else min(len(self._loader), self._limit)
 
 
 class LoopLoader:

@@ -11,7 +11,7 @@ framework write and load its own files, and knows when an optimizer step was tak
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -19,7 +19,7 @@ from resume_adapters.core.loop.asked import AskedSaves
 from resume_adapters.core.loop.checkpointing import LoopCheckpointing, LoopRankState
 from resume_adapters.core.loop.framework import LoopFramework, Resumed
 from resume_adapters.core.loop.guard import LoopGuard
-from resume_adapters.core.loop.loader import LoopLoader
+from resume_adapters.core.loop.loader import Batches, LoopLoader
 from resume_adapters.core.loop.windows import other_window
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.run.step_control import GO_ON
@@ -235,11 +235,12 @@ class ResumableLoop:
     def _result(self) -> dict[str, Any]:
         return {"epochs": self._extent.epochs, "max_steps": self._extent.steps}
 
-    def batches(self, loader: Any, *, limit: int | None = None) -> Iterator[Any]:
+    def batches(self, loader: Any, *, limit: int | None = None) -> Batches:
         """Return the batches of a loader that are left of its pass in the running epoch, and whole passes after that.
 
         A pass that a checkpoint was taken after yields nothing. Each launch must begin the passes of an epoch in the
-        same order, one after the other or together with ``zip``. Loaders may be made in each epoch.
+        same order, one after the other or together with ``zip``. Loaders may be made in each epoch. ``len()`` of what
+        is returned is that of the whole pass, also where only a part of it is left.
 
         Args:
             loader: the loader.
@@ -250,7 +251,7 @@ class ResumableLoop:
             NotRestored: the data that come now are not those that would have come.
             UnsupportedSetting: a pass goes on in the next epoch, or beyond where every pass before was left.
         """
-        handed = self._pass(loader, limit)
+        handed = Batches(self._pass(loader, limit), loader, limit)
         self._checkpointing.watch_counting(handed)
         return handed
 
@@ -265,9 +266,9 @@ class ResumableLoop:
         Raises:
             ResumeError: as :meth:`batches`.
         """
-        return self._pass(loader, limit, start)
+        return Batches(self._pass(loader, limit, start), loader, limit)
 
-    def _pass(self, loader: Any, limit: int | None, start: int | None = None) -> Iterator[Any]:
+    def _pass(self, loader: Any, limit: int | None, start: int | None = None) -> Generator[Any, None, None]:
         """Yield the batches of a pass; with a start, each with its number, counted from there."""
         self.resume()
         if self._passes.next_goes_on:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from types import GeneratorType
 from typing import Any
 
 from resume_adapters.errors import UnsupportedSetting
@@ -13,12 +14,10 @@ _SEVERAL = 2
 """Different lengths that are kept: if there are two, nothing follows from them."""
 
 _COUNTING: dict[Any, str] = {
-    enumerate: "enumerate() counts batches from 0 again in a resumed epoch: count with run.enumerate(loader)",
-    itertools.islice: (
-        "islice() counts batches from 0 again in a resumed epoch: shorten the pass with run.batches(loader, limit=...)"
-    ),
+    enumerate: "enumerate() starts at 0 in a resumed epoch: use run.enumerate(loader), or start at run.resume().batches",
+    itertools.islice: "islice() counts batches from 0 again in a resumed epoch: use run.batches(loader, limit=...)",
 }
-_PASSING_ON = (zip, tuple, map, itertools.chain)
+_PASSING_ON = (zip, tuple, map, itertools.chain, GeneratorType)
 _DEPTH = 4
 
 _SURE = 4
@@ -165,15 +164,12 @@ def other_length(before: int) -> UnsupportedSetting:
     )
 
 
-def counted_from_zero(batches: Iterator[Any]) -> str:
-    """Return what to do about the builtin that a script counts batches with; nothing where it uses none."""
-    return _counted(batches, _DEPTH)
+def counted_from_zero(batches: Any, depth: int = _DEPTH) -> str:
+    """Return what to do about the builtin that a script counts batches with; nothing where it uses none.
 
-
-def _counted(batches: Any, depth: int) -> str:
+    Call it while the script has a batch: who else hands batches on runs otherwise, and what runs refers to nothing.
+    """
     holders = gc.get_referrers(batches) if depth else []
-    for each in holders:
-        if type(each) in _COUNTING:
-            return _COUNTING[type(each)]
-    within = [each for each in holders if isinstance(each, _PASSING_ON)]
-    return next(filter(None, (_counted(each, depth - 1) for each in within)), "")
+    found = [_COUNTING[type(each)] for each in holders if type(each) in _COUNTING]
+    found = found or [counted_from_zero(each, depth - 1) for each in holders if isinstance(each, _PASSING_ON)]
+    return next(filter(None, found), "")

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import CodeType, FrameType, GeneratorType
 from typing import Any
 
-from resume_adapters.core.state.untouched import has_attributes, is_a
+from resume_adapters.core.state.untouched import attributes, has_attributes, is_a
 
 PACKAGE = str(Path(__file__).parents[2])
 
@@ -75,8 +75,10 @@ def script_frames() -> list[FrameType]:
     found = [frame for frame, _ in running if _is_of_script(frame.f_code.co_filename)]
     for each in found:
         held = each.f_locals
-        inner = [it.gi_frame for value in held.values() for it in handing_on(value) if is_a(it, GeneratorType)]
+        values = [*held.values()]
         release(held, each.f_code)
+        values += [inner for own in values if is_code_of_script(type(own)) for inner in attributes(own).values()]
+        inner = [it.gi_frame for value in values for it in handing_on(value) if is_a(it, GeneratorType)]
         found += [it for it in inner if it and it not in found and _is_of_script(it.f_code.co_filename)]
     return found
 

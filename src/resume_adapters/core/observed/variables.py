@@ -12,14 +12,14 @@ import functools
 import gc
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from types import BuiltinMethodType, CodeType, FrameType, FunctionType, GeneratorType, MethodType, ModuleType
+from types import BuiltinMethodType, CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from resume_adapters.core.observed import paths, walk
 from resume_adapters.core.observed.instances import instances
 from resume_adapters.core.observed.leaves import LeafKind, is_array
 from resume_adapters.core.observed.paths import Path, is_module, submodules, type_name
-from resume_adapters.core.observed.script import PACKAGE, handing_on, is_code_of_script, rebound, release, script_frames
+from resume_adapters.core.observed.script import handing_on, is_code_of_script, rebound, release, script_frames
 from resume_adapters.core.observed.walk import CONTAINERS, Census, Subjects, has_state, is_loader_iterator
 from resume_adapters.core.state.rng import is_generator
 from resume_adapters.core.state.untouched import attributes, has_attributes, is_a
@@ -161,10 +161,8 @@ def _variables(frame: FrameType) -> dict[str, Any]:
 
 def _may_hold(value: Any) -> bool:
     """Return whether an object can change and keep its identity, and is no machinery of a library."""
-    if type(value) in CONTAINERS or is_array(value) or is_generator(value):
+    if type(value) in CONTAINERS or is_array(value) or is_generator(value) or _is_carried(value):
         return True
-    if _is_carried(value):
-        return not handing_on(value)
     if type(value) in _CODE:
         return is_code_of_script(value)
     return is_module(value) or has_state(value) or (is_code_of_script(type(value)) and has_attributes(value))
@@ -174,9 +172,7 @@ def _is_carried(value: Any) -> bool:
     """Return whether a value is an iterator whose place nobody saves: of Python or of a loader, not over a run's."""
     if not is_a(value, Iterator) or (has_attributes(value) and not is_loader_iterator(value)):
         return False
-    held = [value, *gc.get_referents(value)]
-    held += [inner for each in held if type(each) is tuple for inner in each]  # ``zip`` has one
-    return not any(type(each) is GeneratorType and each.gi_code.co_filename.startswith(PACKAGE) for each in held)
+    return not any(map(handing_on, (value, *gc.get_referents(value))))  # the loop tells of ``enumerate`` and the like
 
 
 def _is_of_the_script(roots: Mapping[str, Any], path: Path) -> bool:
