@@ -14,7 +14,7 @@ _SEVERAL = 2
 """Different lengths that are kept: if there are two, nothing follows from them."""
 
 _COUNTING: dict[Any, str] = {
-    enumerate: "enumerate() starts at 0 in a resumed epoch: use run.enumerate(loader), or start at run.resume().batches",
+    enumerate: "enumerate() starts at 0 in resumed epochs: use run.enumerate(loader), or start at run.resume().batches",
     itertools.islice: "islice() counts batches from 0 again in a resumed epoch: use run.batches(loader, limit=...)",
 }
 _PASSING_ON = (zip, tuple, map, itertools.chain, GeneratorType)
