@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -75,7 +76,7 @@ class TrackedSampler:
 
     Attributes:
         after_first: the random state after the first index of a resumed pass.
-        on_resumed: is called when a pass that resumes has drawn its order again.
+        on_resumed: is called when a pass that resumes has drawn again what it had drawn.
         on_number: is called with one batch of indices of each pass, before its samples are fetched.
         number: that batch is the one of this number, among those that are not skipped; at least 1.
         draws: the order was drawn from the random state of the process, or no pass has shown where from.
@@ -164,13 +165,14 @@ class TrackedSampler:
         self._at_first = began_with["first"] or after_iter
         assert self._at_first is not None
         self._random_state.restore(self._at_first)
-        indices = self._watched(itertools.islice(inner, skip, None))
+        collections.deque(itertools.islice(inner, skip), maxlen=0)
+        self.on_resumed()  # before the next, with which some draw once more: the order is through
+        self.on_resumed = _do_nothing
+        indices = self._watched(inner)
         first = next(indices, None)
         self.after_first = self._random_state.capture()
         if self._is_mid_pass:  # the sampler drew its numbers at the start of the pass; the batch draws its own here
             rng.restore_cpu(now)
-        on_resumed, self.on_resumed = self.on_resumed, _do_nothing
-        on_resumed()
         if first is not None:
             yield first
             yield from self._told(indices, self.number - 1)

@@ -445,6 +445,11 @@ class TrackedLoader:
         assert position.step is not None, "a position that was saved"
         rng.restore_with(position.step, self._log.generators)
 
+    def keep_random_state(self) -> None:
+        """Go on with the random state that the process has now: another pass has gone on, and more was drawn."""
+        if self._begins_at is not None and self._begins_at.step is not None:
+            self._begins_at = replace(self._begins_at, step={**self._begins_at.step, "process": rng.capture()})
+
     def _begin_next_at(self, position: LoaderPosition | None, *, is_restored: bool = False) -> None:
         """Begin the next pass at a position: in the middle of one, or after its end, with what is left to restore."""
         self._begins_at, self._is_next_restored = position, is_restored

@@ -52,7 +52,7 @@ class LoopRankState(RankState):
 
     Attributes:
         epoch: the epoch that is running, from 0.
-        begun: passes of it that had begun.
+        begun: :attr:`EpochPasses.again`; in a checkpoint of an older version, the passes that had begun.
         loaders: where each loader is.
         losses: the running sum of the losses.
         framework: the record of :meth:`LoopFramework.rank_state`, as a tree.
@@ -268,7 +268,7 @@ class LoopCheckpointing:
         process = rng.capture()
         return LoopRankState(
             epoch=self._epoch,
-            begun=self.passes.begun,
+            begun=self.passes.again,
             loaders=self.passes.states(process),
             losses=self.metrics.losses(),
             framework=self._framework.rank_state().to_tree(),

@@ -49,6 +49,12 @@ class PassState(LoaderState):
     alike: list[int] | None = None
     begun: int | None = None
 
+    def over(self) -> PassState:
+        """Return the state once the epoch is over, with which the script has left its pass."""
+        if self.position is None:
+            return replace(self, number=None, numbers=[])
+        return replace(self, number=None, position=replace(self.position, ended=True))
+
 
 class LoaderForm(NamedTuple):
     """What says which of several loaders one is.
@@ -164,18 +170,19 @@ class LoopLoader:
             limit: batches after which the pass is over.
         """
         self.is_paired, self._limit = True, limit
-        if not self.continues(number):
+        if not self.goes_on:
             self._restored = None
             self.is_reused = bool(self.numbers)
-            self.numbers = [*(self.numbers if epoch == self._epoch else []), number]
+            self.numbers = sorted({*(self.numbers if epoch == self._epoch else []), number})
         self._epoch = epoch
         self.consumed = self.done = self._restored.consumed if self._restored else 0
         self._is_resumed = self.consumed > 0
         self.number = number
 
-    def continues(self, number: int) -> bool:
-        """Return whether the checkpoint was taken within pass ``number``."""
-        return self._restored is not None and self._restored.number == number
+    @property
+    def goes_on(self) -> bool:
+        """Whether the checkpoint was taken within the pass that begins next."""
+        return self._restored is not None and self._restored.number is not None
 
     @property
     def at_end(self) -> bool:

@@ -73,7 +73,6 @@ class ResumableLoop:
         if run.ranks.world_size > 1 and not self._holds:  # a restartable block notices by itself
             run.steps.duties["tell who waits for a save"] = self._asked.look
         self._has_moved = False
-        self._is_in_steps = False
         self._is_accumulating = False
         self._over = False
         self._closed = False
@@ -205,7 +204,7 @@ class ResumableLoop:
                 "as save_every=500"
             )
         for _ in self.epochs(max_steps=count):
-            self._is_in_steps = True
+            self._passes.is_in_steps = True
             try:
                 while self.global_step < count:
                     self._begin_body()
@@ -213,7 +212,7 @@ class ResumableLoop:
                     self._has_moved = True
                     self._end_of_body()
             finally:
-                self._is_in_steps = False
+                self._passes.is_in_steps = False
 
     def _begin_epoch(self) -> None:
         self.epoch += 1
@@ -315,7 +314,7 @@ class ResumableLoop:
 
     @property
     def _is_in_body(self) -> bool:
-        return self._is_in_steps or bool(self._passes.open)
+        return self._passes.is_in_steps or bool(self._passes.open)
 
     def step(self, loss: Any = None, metrics: Mapping[str, float] | None = None) -> None:
         """Count the batches that were taken since the last call; call it after each batch, or each optimizer step.

@@ -23,11 +23,15 @@ _begun_with: weakref.WeakSet[Any] = weakref.WeakSet()
 class EpochPasses:
     """The passes of a loop, numbered within their epoch in the order in which the script begins them.
 
+    Those that begin beside an open one, in its body or together with it, have its number: a resume begins the passes
+    before it again, which yield nothing then, but not those that have ended beside it.
+
     Args:
         framework: the framework's side of the loop.
 
     Attributes:
-        begun: passes of this epoch that the script has begun.
+        begun: passes of this epoch that the script has begun, but for those beside another.
+        is_in_steps: the loop has no epochs, whose passes a resume would begin again.
         open: the passes that the script is within, the first of which leads the others.
         external: the loader that the script iterates over itself; ``None`` in a wrapped loop.
         handed: batches that the script was given since :meth:`take`; of passes together, by the first.
@@ -45,9 +49,10 @@ class EpochPasses:
         self._left: list[tuple[LoopLoader, int | None]] = []
         self.external: LoopLoader | None = None
         self._saved: Sequence[PassState] = ()
-        self._paired: set[int] = set()
-        self._saved_begun = 0
-        self._saved_epoch = 0
+        self._paired: dict[int, LoopLoader | None] = {}
+        self.is_in_steps = self._has_gone_on = False
+        self._together: list[LoopLoader] = []
+        self._again = self._saved_epoch = 0
         self._existing: weakref.WeakSet[Any] = weakref.WeakSet()
         self._of_former_runs = _begun_with.copy()
 
@@ -78,20 +83,46 @@ class EpochPasses:
         Raises:
             StateMismatch: the loader has a different dataset, batch size or number of workers than when it was saved.
         """
-        number, self.begun = self.begun, self.begun + 1
+        is_beside, is_again = self._is_within, self._begins_again
+        number = self.begun - is_beside
         loader = self._loader(prepared, number)
-        if number < self._saved_begun and not loader.continues(number):
+        self.begun += not is_beside
+        if is_again:
             return None
         self._left = []
         if not loader.is_paired and self._made_in_loop(loader):
             self._forget_former(number)
         if not self.open:
             self.ahead.begin_pass()
+        if not is_beside:
+            self._together = [loader, *self.open]
+            for each in self.open:  # an endless iterator over another loader
+                each.reopen(number)
+        if loader.goes_on:
+            if self._has_gone_on:
+                loader.tracked.keep_random_state()
+            self._has_gone_on = True
         loader.begin(number, self._epoch, limit)
         self._loaders.remove(loader)
         self._loaders.append(loader)  # the one that was used last is the last
-        self.open.append(loader)
+        self._together = list(dict.fromkeys([*self._together, loader]))
+        self.open = [each for each in self._together if each in self.open or each is loader]
         return loader
+
+    @property
+    def _is_within(self) -> bool:
+        """Whether the pass is open that the others of :attr:`_together` have begun beside."""
+        return self._together[:1] == self.open[:1] != []
+
+    @property
+    def _begins_again(self) -> bool:
+        """Whether the pass that begins next had ended before those that were open when the checkpoint was taken."""
+        return self.begun < self._again and not self._is_within
+
+    @property
+    def again(self) -> int:
+        """The passes that a resume begins again."""
+        return 0 if self.is_in_steps else self.begun - self._is_within
 
     @property
     def go_on(self) -> bool:
@@ -102,7 +133,7 @@ class EpochPasses:
     def next_goes_on(self) -> bool:
         """Whether it was taken within the pass that begins next."""
         left = [each for index, each in enumerate(self._saved) if index not in self._paired]
-        return any(each.number == self.begun for each in left)
+        return not self._begins_again and any(each.number is not None for each in left)
 
     def skip(self, loader: LoopLoader) -> None:
         """Leave out a pass of which every batch was used before the checkpoint."""
@@ -133,6 +164,7 @@ class EpochPasses:
         for loader, number in self._left:
             loader.reopen(number)
             self.open.append(loader)
+        self._together = list(self.open)
 
     def end(self, loader: LoopLoader) -> None:
         """End a pass."""
@@ -146,10 +178,13 @@ class EpochPasses:
             loader.leave()
             loader.end()
         self.ahead.begin_pass()
-        self.begun = self._saved_begun = 0
+        self.begun = self._again = 0
         self._epoch += 1
         self.open, self._left = [], []
-        self._paired |= {index for index, state in enumerate(self._saved) if state.number is not None}
+        self._saved = [each.over() for each in self._saved]
+        for index, paired in self._paired.items():
+            if paired is not None and paired.goes_on:  # it was recognised by an earlier pass
+                self._restore(paired, index)
 
     @property
     def are_known(self) -> bool:
@@ -191,9 +226,15 @@ class EpochPasses:
 
         Raises:
             StateMismatch: the loader has a different dataset, batch size or number of workers than when it was saved.
+            UnsupportedSetting: the script follows another one.
         """
         if self.external is not None and self.external.prepared is prepared:
             return
+        if self.external is not None:
+            raise UnsupportedSetting(
+                "run.resume() follows one loader, and was given a second loader: give both to run.batches(), in "
+                "run.epochs() or run.steps()"
+            )
         loader = self.external = self._loader(prepared, 0)
         trace = self._session.trace
 
@@ -240,7 +281,8 @@ class EpochPasses:
             process: the current random state of the process, as a tree.
         """
         unseen = [state for index, state in enumerate(self._saved) if index not in self._paired]
-        return [*unseen, *(self._state(loader, process) for loader in self._loaders)]
+        closed = [each for each in self._loaders if each not in self.open]
+        return [*unseen, *(self._state(loader, process) for loader in (*closed, *self.open))]
 
     def _state(self, loader: LoopLoader, process: Mapping[str, Any]) -> PassState:
         return loader.state(
@@ -251,18 +293,19 @@ class EpochPasses:
             made_in_loop=self._made_in_loop(loader),
         )
 
-    def restore(self, loaders: Sequence[PassState], begun: int, epoch: int) -> int:
+    def restore(self, loaders: Sequence[PassState], again: int, epoch: int) -> int:
         """Restore the passes, each loader when the script comes to it.
 
         Args:
             loaders: what :meth:`states` returned.
-            begun: passes of the epoch that had begun.
+            again: what :attr:`again` was; in a checkpoint of an older version, the passes that had begun.
             epoch: the epoch in which it was saved.
 
         Returns:
             The batches that are done of the first pass that was open.
         """
-        self._saved, self._saved_begun, self._saved_epoch = loaders, begun, epoch
+        self._saved, self._saved_epoch = loaders, epoch
+        self._again = min([again, *(each.number for each in loaders if each.number is not None)])
         if len(loaders) > 1:
             self._session.rescale.forbid(SEVERAL_LOADERS)
         return next((each.consumed for each in loaders if each.number is not None), 0)
@@ -280,30 +323,34 @@ class EpochPasses:
             self._loaders.append(loader)
         index = None if loader.is_paired else self._match(loader, number)
         if index is not None:
-            self._paired.add(index)
+            self._paired[index] = loader
             self._restore(loader, index)
         return loader
 
     def _match(self, loader: LoopLoader, number: int) -> int | None:
         """Return which saved state a loader continues that begins pass ``number``; ``None`` where it is a new one.
 
-        Within the epoch that was interrupted, the pass says it. Elsewhere it is the loader that was used for such a
-        pass and has waited longest, unless the script makes new loaders.
+        An open pass says it. Elsewhere it is the loader that was used for such a pass and has waited longest, unless
+        the script makes new loaders; or else one that has all that tells loaders apart.
         """
         made_in_loop = self._made_in_loop(loader)
         left = [(index, each) for index, each in enumerate(self._saved) if index not in self._paired]
         for index, each in left:
-            if each.number == number:
+            if each.number is not None and (number == self._again or self._is_within):
                 return index
         for index, each in left:
             if each.numbers is None:  # of a version that paired by the order of first use
                 return index
-            is_same_kind = each.made_in_loop == made_in_loop and (each.is_reused or not made_in_loop)
-            if each.number is not None and number in each.numbers:
+        alike = [
+            (index, each)
+            for index, each in left
+            if each.made_in_loop == made_in_loop and (each.is_reused or not made_in_loop)
+        ]
+        for index, each in alike:
+            if number in (each.numbers or ()) and not self._is_of_another(each, loader):
                 return index
-            if number in each.numbers and is_same_kind and not self._is_of_another(each, loader):
-                return index
-        return None
+        form = LoaderForm.of(loader.tracked.loader)
+        return next((index for index, each in alike if each.position and all(form.fits(each.position))), None)
 
     def _is_of_another(self, saved: PassState, loader: LoopLoader) -> bool:
         """Return whether a saved state belongs to another loader than one that does not fit it.
@@ -331,7 +378,7 @@ class EpochPasses:
             if each.number is not None or each.is_reused or number not in each.numbers or not self._made_in_loop(each)
         ]
         self._paired |= {
-            index
+            index: None
             for index, each in enumerate(self._saved)
             if each.made_in_loop and not each.is_reused and each.number is None and number in (each.numbers or [])
         }
