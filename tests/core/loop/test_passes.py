@@ -60,6 +60,15 @@ def nested_and_made_anew(run: Several) -> None:
                 run.step(one, two)
 
 
+def nested_beside_an_endless_one(run: Several) -> None:
+    for _ in run._epochs():
+        others = run.endless(run.c)
+        for one in run.given(run.a):
+            for two in run.given(DataLoader(range(12), 4, shuffle=True)):
+                run.step(one, two)
+            run.step(one, next(others))
+
+
 def beside_an_endless_one(run: Several) -> None:
     for _ in run._epochs():
         others = run.endless(run.b)
@@ -126,6 +135,7 @@ SHAPES: dict[str, Callable[[Several], None]] = {
         nested,
         nested_in_turn,
         nested_and_made_anew,
+        nested_beside_an_endless_one,
         beside_an_endless_one,
         an_endless_one_leads,
         three_together,

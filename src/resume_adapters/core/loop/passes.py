@@ -336,16 +336,13 @@ class EpochPasses:
         made_in_loop = self._made_in_loop(loader)
         left = [(index, each) for index, each in enumerate(self._saved) if index not in self._paired]
         for index, each in left:
-            if each.number is not None and (number == self._again or self._is_within):
+            goes_on = each.number is not None and (number == self._again or self._is_within)
+            if goes_on and not (self._is_within and self._is_of_another(each, loader)):
                 return index
         for index, each in left:
             if each.numbers is None:  # of a version that paired by the order of first use
                 return index
-        alike = [
-            (index, each)
-            for index, each in left
-            if each.made_in_loop == made_in_loop and (each.is_reused or not made_in_loop)
-        ]
+        alike = [one for one in left if one[1].made_in_loop == made_in_loop and (one[1].is_reused or not made_in_loop)]
         for index, each in alike:
             if number in (each.numbers or ()) and not self._is_of_another(each, loader):
                 return index
