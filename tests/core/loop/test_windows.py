@@ -178,11 +178,25 @@ def test_a_resumed_pass_that_goes_on_beyond_the_others_is_refused(tmp_path: Path
         (lambda loop, data: (batch for _, batch in enumerate(loop.batches(data))), "run.enumerate(loader)"),
         (lambda loop, data: (each for _, (each,) in enumerate(zip(loop.batches(data)))), "run.enumerate("),
         (lambda loop, data: (batch for _, batch in enumerate(logged(loop.batches(data)))), "run.enumerate("),
+        (
+            lambda loop, data: (each for _, each in zip(range(99), loop.batches(data), strict=False)),
+            "range() and count()",
+        ),
+        (lambda loop, data: (each for each, _ in zip(loop.batches(data), itertools.count(), strict=False)), "count()"),
         (sliced, "run.batches(loader, limit=...)"),
         (limited, ""),
         (lambda loop, data: (batch for _, batch in loop.enumerate(data)), ""),
     ],
-    ids=["enumerate", "enumerate of zip", "enumerate of a generator", "islice", "limit", "run.enumerate"],
+    ids=[
+        "enumerate",
+        "enumerate of zip",
+        "enumerate of a generator",
+        "range",
+        "count",
+        "islice",
+        "limit",
+        "run.enumerate",
+    ],
 )
 def test_a_count_that_begins_again_is_said(
     tmp_path: Path, count: Any, said: str, caplog: pytest.LogCaptureFixture
