@@ -208,8 +208,10 @@ class LoopCheckpointing:
         self._of_epoch = made_in_epoch(known)
 
     def _look_for_count(self) -> None:
+        if self._counted is not None:  # once: it looks through all objects
+            return
         handed = [*self._handed, *(instances(TrackedIterator) if self.passes.external else ())]
-        if self._counted is None and handed:
+        if handed:
             self._counted = next(filter(None, map(counted_from_zero, handed)), "")
 
     def _known(self) -> list[Any]:

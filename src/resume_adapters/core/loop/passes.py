@@ -50,7 +50,7 @@ class EpochPasses:
         self.external: LoopLoader | None = None
         self._saved: Sequence[PassState] = ()
         self._paired: dict[int, LoopLoader | None] = {}
-        self.is_in_steps = self._has_gone_on = False
+        self.is_in_steps = False
         self._together: list[LoopLoader] = []
         self._again = self._saved_epoch = 0
         self._existing: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -98,10 +98,8 @@ class EpochPasses:
             self._together = [loader, *self.open]
             for each in self.open:  # an endless iterator over another loader
                 each.reopen(number)
-        if loader.goes_on:
-            if self._has_gone_on:
-                loader.tracked.keep_random_state()
-            self._has_gone_on = True
+        if loader.goes_on and self.open:
+            loader.tracked.keep_random_state()
         loader.begin(number, self._epoch, limit)
         self._loaders.remove(loader)
         self._loaders.append(loader)  # the one that was used last is the last
