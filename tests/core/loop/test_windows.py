@@ -207,6 +207,56 @@ def test_a_count_that_begins_again_is_said(
     assert [said in message for message in found] == ([True] if said else [])
 
 
+class ByRange(Launch):
+    """Takes batches by ``next()`` in a loop of the script within each epoch."""
+
+    kind = ""
+
+    def _plain(self, data: Any) -> None:
+        start = self.loop.resume(data) if self.kind == "external" else None
+        for _ in self.loop.epochs(1) if start is None else range(start.epoch, 1):
+            batches = iter(self.loop.batches(data)) if start is None else iter(data)
+            getattr(self, f"_{self.kind}")(batches, len(data), start)
+
+    def _plainly(self, batches: Iterator[Any], count: int, _: Any) -> None:
+        for _ in range(count):
+            self._step(next(batches))
+
+    def _external(self, batches: Iterator[Any], count: int, start: Any) -> None:
+        for _ in range(start.batches, count):
+            self._step(next(batches))
+
+    def _one_by_one(self, batches: Iterator[Any], count: int, _: Any) -> None:
+        for _ in range(count // 3):
+            for _ in range(3):
+                batch = next(batches)
+                self._step(batch)
+
+    def _in_parts(self, batches: Iterator[Any], count: int, _: Any) -> None:
+        for batch in batches:
+            for _ in range(1):
+                self._step(batch)
+
+    def _from_the_run(self, batches: Iterator[Any], count: int, _: Any) -> None:
+        for _ in range(self.loop.resume().batches, count):
+            self._step(next(batches))
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_said"),
+    [("plainly", True), ("one_by_one", True), ("in_parts", False), ("from_the_run", False), ("external", False)],
+)
+def test_a_loop_over_a_range_within_an_epoch_is_said(
+    tmp_path: Path, kind: str, is_said: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    launch = ByRange(tmp_path)
+    launch.kind = kind
+    with caplog.at_level("INFO", "resume_adapters"):
+        launch()
+    found = [message for message in caplog.messages if "counters MISSING" in message]
+    assert ["range() and count() start at 0" in message for message in found] == ([True] if is_said else [])
+
+
 @pytest.mark.parametrize("is_counted", [True, False])
 @pytest.mark.parametrize("handed", [iter, logged], ids=["itself", "through a generator"])
 def test_a_count_that_begins_again_is_said_in_a_loop_that_cannot_be_wrapped(

@@ -14,10 +14,10 @@ from resume_adapters.core.loop.loader import PassState
 from resume_adapters.core.loop.metrics import BestMetrics, LoopMetrics, LossSum
 from resume_adapters.core.loop.passes import EpochPasses
 from resume_adapters.core.loop.repeated import LoadedState, refill
-from resume_adapters.core.loop.windows import StepWindows, TakenAhead, counted_from_zero
+from resume_adapters.core.loop.windows import BESIDE, StepWindows, TakenAhead, counted_from_zero
 from resume_adapters.core.observed.epoch_values import made_in_epoch
 from resume_adapters.core.observed.instances import instances
-from resume_adapters.core.observed.script import Place, calling_script, carried, of_the_run
+from resume_adapters.core.observed.script import Place, calling_script, carried, is_within_range, of_the_run
 from resume_adapters.core.observed.variables import ScriptVariables
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.framework import CheckpointFacts
@@ -213,6 +213,7 @@ class LoopCheckpointing:
         handed = [*self._handed, *(instances(TrackedIterator) if self.passes.external else ())]
         if handed:
             self._counted = next(filter(None, map(counted_from_zero, handed)), "")
+            self._counted = self._counted or is_within_range(self.script or []) * BESIDE
 
     def _known(self) -> list[Any]:
         """Return what is saved, or looked at, beside the variables of the script."""

@@ -38,12 +38,8 @@ def subjects(models: Sequence[Any], optimizers: Iterable[Any], captured: Iterabl
             for name, alike in schedulers.items()
             if len(alike) > 1
         ],
-        stepped={id(each): each for optimizer in steppers for each in _trained(optimizer)}.values(),
+        stepped={id(each): each for one in steppers for group in one.param_groups for each in group["params"]}.values(),
     )
-
-
-def _trained(optimizer: Any) -> list[Any]:
-    return [each for group in optimizer.param_groups for each in group["params"]]
 
 
 def _unwrapped(model: Any) -> Any:

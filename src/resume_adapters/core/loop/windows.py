@@ -18,7 +18,7 @@ _COUNTING: dict[Any, str] = {
     itertools.islice: "islice() counts batches from 0 again in a resumed epoch: use run.batches(loader, limit=...)",
 }
 _COUNTERS = {itertools.count, type(iter(range(0)))}
-_BESIDE = "range() and count() start at 0 in resumed epochs: use run.enumerate(loader), or run.resume().batches"
+BESIDE = "range() and count() start at 0 in resumed epochs: use run.enumerate(loader), or run.resume().batches"
 _PASSING_ON = (zip, tuple, map, itertools.chain, GeneratorType)
 _DEPTH = 4
 
@@ -173,6 +173,6 @@ def counted_from_zero(batches: Any, depth: int = _DEPTH) -> str:
     """
     holders = gc.get_referrers(batches) if depth else []
     found = [_COUNTING[type(each)] for each in holders if type(each) in _COUNTING]
-    found += [_BESIDE for each in holders if type(each) is tuple and _COUNTERS & {*map(type, each)}]  # of ``zip``
+    found += [BESIDE for each in holders if type(each) is tuple and _COUNTERS & {*map(type, each)}]  # of ``zip``
     found = found or [counted_from_zero(each, depth - 1) for each in holders if isinstance(each, _PASSING_ON)]
     return next(filter(None, found), "")

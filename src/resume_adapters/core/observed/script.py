@@ -111,6 +111,14 @@ def _of_the_run_in(file: str) -> frozenset[str]:
     return frozenset(ast.unparse(each).rpartition(".")[2] for node in given for each in node.targets)
 
 
+def is_within_range(places: list[Place]) -> bool:
+    """Return whether the script is in a loop over ``range()``, which starts at 0 in a resumed epoch."""
+    loops = [each for place in places for each in reversed(loops_around(scope_of(place.code), place.line))]
+    around = [ast.unparse(each.iter) for each in loops if isinstance(each, ast.For)]
+    heads = list(itertools.takewhile(lambda head: ".epochs(" not in head, around))
+    return 0 < len(heads) < len(around) and all("range(" in head and ".batches" not in head for head in heads)
+
+
 def _is_of_script(file: str) -> bool:
     return not file.startswith(_NOT_THE_SCRIPT) and "site-packages" not in Path(file).parts
 
@@ -316,9 +324,7 @@ def _assigned(node: ast.stmt) -> set[str]:
 
 def _comes_before(node: Any, assigned: Any) -> bool:
     """Return whether a node is evaluated before a statement assigns: it precedes it, or is within its value."""
-    if isinstance(assigned, ast.For | ast.While):
-        return False
-    if not hasattr(node, "lineno"):  # an operator, for example
+    if isinstance(assigned, _LOOPS) or not hasattr(node, "lineno"):  # an operator, for example
         return False
     within = any(each is node for each in ast.walk(assigned.value))
     return within or bool((node.lineno, node.col_offset) < (assigned.lineno, assigned.col_offset))
