@@ -30,6 +30,21 @@ def killed_equals_whole(directory: Path, made: Callable[..., Launch]) -> None:
     assert resumed.trace == undisturbed.trace[-len(resumed.trace) :]
 
 
+class ByGroup(Launch):
+    """Sets the learning rate in a group of the optimizer that it took before it resumes, as many do."""
+
+    def _plain(self, data: Any) -> None:
+        group = self.framework.optimizer.param_groups[0]
+        for _ in self._epochs():
+            for batch in self.loop.batches(data):
+                group["lr"] = 0.005 / (1 + self.loop.global_step)
+                self._step(batch)
+
+
+def test_a_group_that_the_script_holds_is_that_of_the_optimizer_after_a_resume(tmp_path: Path) -> None:
+    killed_equals_whole(tmp_path, ByGroup)
+
+
 class Counting(torch.nn.Linear):
     """Counts its calls, and learns to have no bias after some of them."""
 

@@ -124,3 +124,107 @@ def test_an_optimizer_of_tensors_of_no_model_is_left_to_the_census() -> None:
     other.step()
     script.state.before_save()
     assert "SGD" not in str(script.state.describe())
+
+
+class Shared:
+    """Two optimizers that step by the same groups, a schedule, and a group that the script holds."""
+
+    def __init__(self) -> None:
+        weight = torch.nn.Parameter(torch.ones(2))
+        self.outer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
+        self.inner = torch.optim.SGD(self.outer.param_groups, lr=0.1)
+        self.inner.param_groups = self.outer.param_groups
+        self.group = self.outer.param_groups[0]
+        self.state = ObservedState(lambda: Subjects({}), "register")
+
+    def load(self, saved: list[Any]) -> None:
+        for each, state in zip((self.outer, self.inner), saved, strict=True):
+            each.load_state_dict(state)
+
+    @property
+    def is_shared(self) -> bool:
+        return self.inner.param_groups is self.outer.param_groups and self.outer.param_groups[0] is self.group
+
+
+def test_a_load_keeps_the_groups_that_optimizers_share_and_a_script_holds() -> None:
+    first = Shared()
+    first.group["lr"] = 0.05
+    saved = copy.deepcopy([first.outer.state_dict(), first.inner.state_dict()])
+    again = Shared()
+    again.state.begin_loading()
+    again.load(saved)
+    assert again.is_shared and again.group["lr"] == 0.05
+    again.state.begin()
+    again.group["params"][0].grad = torch.ones(2)
+    again.outer.step()
+    again.load(saved)
+    assert not again.is_shared, "from the first step on, a script's own loads are as ever"
+    again.state.close()
+
+
+def test_groups_that_the_script_has_replaced_are_left_alone() -> None:
+    again = Shared()
+    saved = copy.deepcopy([again.outer.state_dict(), again.inner.state_dict()])
+    again.state.begin_loading()
+    other = torch.nn.Parameter(torch.ones(2))
+    again.outer.param_groups = [{**again.group, "params": [other]}]
+    again.load(saved)
+    assert again.outer.param_groups[0]["params"][0] is other and again.group["params"][0] is not other
+    again.state.close()
+
+
+class Outer(torch.optim.Optimizer):
+    """Steps through another one, whose state it does not save, as the usual one of sharpness-aware minimization."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+        self.base = torch.optim.Adam(self.param_groups, lr=0.1)
+        self.param_groups = self.base.param_groups
+
+    def step(self, closure: Any = None) -> Any:
+        return self.base.step(closure)
+
+    def load_state_dict(self, state: Any) -> None:
+        super().load_state_dict(state)
+        self.base.param_groups = self.param_groups
+
+
+class Around:
+    """A training by an optimizer around another, with a schedule."""
+
+    def __init__(self, saved: Any = None, native: Any = None) -> None:
+        self.model = torch.nn.Linear(2, 1)
+        torch.nn.init.ones_(self.model.weight)
+        self.optimizer = Outer(self.model.parameters())
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, 0.5)
+        self.native = [self.model, self.optimizer, self.schedule]
+        self.state = ObservedState(lambda: Subjects({"model": self.model}, captured=self.native), "register")
+        if saved is not None:
+            self.state.load(*saved)
+            self.state.begin_loading()
+            for each, own in zip(self.native, native, strict=True):
+                each.load_state_dict(own)
+        self.state.begin()
+
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            self.optimizer.zero_grad()
+            self.model(torch.ones(4, 2)).square().sum().backward()
+            self.optimizer.step()
+            self.schedule.step()
+
+
+def test_an_optimizer_within_another_that_does_not_save_it_goes_on() -> None:
+    whole = Around()
+    torch.nn.init.zeros_(whole.model.bias)
+    whole.step(6)
+    first = Around()
+    torch.nn.init.zeros_(first.model.bias)
+    first.step(3)
+    first.state.before_save()
+    saved = copy.deepcopy((first.state.capture(), {}))
+    native = copy.deepcopy([each.state_dict() for each in first.native])
+    again = Around(saved, native)
+    assert again.optimizer.base.param_groups is again.optimizer.param_groups
+    again.step(3)
+    assert torch.equal(again.model.weight, whole.model.weight)

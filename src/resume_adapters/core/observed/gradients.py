@@ -36,10 +36,8 @@ class LeftGradients:
 
     def is_needed(self, tensor: Any) -> bool:
         """Return whether a later step uses the gradient that a tensor has now: it was seen to, or nothing is known."""
-        if tensor.grad is None:
-            return False
         # What is sharded cannot be captured: it is named only where it is known to be used.
-        return self._is_used.get(id(tensor), not hasattr(tensor.grad, "to_local"))
+        return tensor.grad is not None and self._is_used.get(id(tensor), not hasattr(tensor.grad, "to_local"))
 
     def after_step(self, optimizer: Any) -> None:
         """See which of the gradients that were left an optimizer has used in its step."""

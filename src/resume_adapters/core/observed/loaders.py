@@ -152,8 +152,6 @@ class LoaderAttributes:
 
     def capture(self) -> list[Any]:
         """Return what is known to change, as data that later changes do not reach."""
-        if not self.changing:
-            return []
         found = []
         for path, (kind, before, in_place) in list(self.changing.items()):
             live = self._live(path)

@@ -7,6 +7,8 @@ step, and each is known by the names of what it steps.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import gc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -39,7 +41,8 @@ def registered(captured: Iterable[Any]) -> list[Any]:
         if id(each) not in found:
             found[id(each)] = each
             within = [] if is_a(each, LRScheduler) else [held for held in attributes(each).values() if _steps(held)]
-            waiting += within
+            saves_itself = is_a(each, Optimizer) and type(each).state_dict is Optimizer.state_dict
+            waiting += [held for held in within if not saves_itself or getattr(held, "state", None) is each.state]
     return [each for each in found.values() if is_a(each, Optimizer, LRScheduler)]
 
 
@@ -73,14 +76,31 @@ def _in_state(stepper: Any) -> Iterable[str] | None:
     kind = type(stepper)
     if kind.__module__.startswith("torch.optim"):
         return None
-    if kind.state_dict in (LRScheduler.state_dict, Optimizer.state_dict):
-        if is_a(stepper, LRScheduler):
-            return None
-        own: Iterable[str] = ()
-    else:
-        own = stepper.state_dict()
+    inherits = kind.state_dict in (LRScheduler.state_dict, Optimizer.state_dict)
+    if inherits and is_a(stepper, LRScheduler):
+        return None
+    own = () if inherits else stepper.state_dict()
     plain = () if is_a(stepper, LRScheduler) else attributes(torch.optim.Optimizer([torch.zeros(1)], {}))
     return {*own, *plain, *_BASE}
+
+
+def keep_groups(until: contextlib.ExitStack) -> None:
+    """Let optimizers load into the list and the dicts of groups that they have: others share them, or hold one."""
+    from torch.optim.optimizer import Optimizer
+
+    for each in instances(Optimizer):
+        load_groups = functools.partial(_load_groups, each.param_groups)
+        with contextlib.suppress(AttributeError):  # a wrapper that never called Optimizer.__init__() takes no hook
+            until.callback(each.register_load_state_dict_post_hook(load_groups).remove)
+
+
+def _load_groups(own: list[Any], optimizer: Any) -> None:
+    loaded = optimizer.param_groups  # new ones, each with the former list of parameters
+    if [id(each["params"]) for each in own] == [id(each["params"]) for each in loaded]:
+        for group, values in zip(own, [{**each} for each in loaded], strict=True):
+            group.clear()
+            group.update(values)
+        optimizer.param_groups = own
 
 
 def is_within(optimizer: Any, saved: Iterable[Any]) -> bool:

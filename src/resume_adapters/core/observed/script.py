@@ -292,9 +292,7 @@ def _is_carried(loop: ast.For | ast.While, name: str) -> bool:
 
 def _is_advance(node: ast.AST, name: str) -> bool:
     """Return whether a node takes the next of an iterator."""
-    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "next"):
-        return False
-    return any(isinstance(each, ast.Name) and each.id == name for each in node.args[:1])
+    return isinstance(node, ast.Call) and ast.unparse(node).startswith((f"next({name})", f"next({name},"))
 
 
 def _stored(node: ast.AST) -> list[str]:

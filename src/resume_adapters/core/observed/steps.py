@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -55,10 +56,5 @@ def _end(number: int) -> None:
 def _is_stepping() -> bool:
     """Return whether an optimizer steps in any thread: objects are also collected in the middle of a step."""
     file = sys.modules["torch.optim.optimizer"].__file__
-    for frame in sys._current_frames().values():
-        each: Any = frame
-        while each is not None:
-            if each.f_code.co_filename == file:
-                return True
-            each = each.f_back
-    return False
+    calls = itertools.chain(*map(traceback.walk_stack, sys._current_frames().values()))
+    return any(frame.f_code.co_filename == file for frame, _ in calls)

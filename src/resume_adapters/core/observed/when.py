@@ -21,7 +21,7 @@ from resume_adapters.core.log import first_of, logger
 from resume_adapters.core.observed import leaves, paths, walk
 from resume_adapters.core.observed.gradients import LeftGradients
 from resume_adapters.core.observed.leaves import LeafKind, can_be_made
-from resume_adapters.core.observed.optimizers import UNSAVED, beside_state, registered, unsaved
+from resume_adapters.core.observed.optimizers import UNSAVED, beside_state, keep_groups, registered, unsaved
 from resume_adapters.core.observed.paths import Path, is_module, submodules, tensors_of, type_name
 from resume_adapters.core.observed.steps import watch_steps
 from resume_adapters.core.observed.walk import Census, Subjects
@@ -129,7 +129,7 @@ class ObservedState:
         self._held: list[ObservedLeaf] | None = None
         self._gradients = LeftGradients()
         self._stepped: WeakSet[Any] = WeakSet()
-        self._watching = contextlib.ExitStack()
+        self._watching, self._loading = contextlib.ExitStack(), contextlib.ExitStack()
 
     # ---- Resuming
 
@@ -149,6 +149,10 @@ class ObservedState:
         make them of others. So they are captured, changed or not.
         """
         self._before = walk.take(self._ask_subjects(), self._clock)
+
+    def begin_loading(self) -> None:
+        """Keep what optimizers share, or a script holds of them, through all that is loaded until the first step."""
+        keep_groups(self._loading)
 
     @contextlib.contextmanager
     def checking(self) -> Iterator[None]:
@@ -182,9 +186,11 @@ class ObservedState:
 
     def close(self) -> None:
         """Watch the optimizers no longer."""
+        self._loading.close()
         self._watching.close()
 
     def _after_step(self, optimizer: Any) -> None:
+        self._loading.close()
         self._stepped.add(optimizer)
         self._gradients.after_step(optimizer)
 

@@ -208,10 +208,8 @@ class Session:
             if self.held is not None:
                 self.held.restore(self.context)
             if self.options.verify:
-                path, saved = None, None
-                if self.context is not None:
-                    path, saved = self.context.path, self.context.reader.part(CONSTANTS)
-                self.constants.begin(self.framework.modules(), saved, path)
+                saved = self.context.reader.part(CONSTANTS) if self.context else None
+                self.constants.begin(self.framework.modules(), saved, self.context.path if self.context else None)
             self.observed.begin()
             if self.run.ranks.rank == 0 and (left_out := self.observed.left_out()):
                 logger.info("Too large to be searched for undeclared state: %s.", left_out)
@@ -232,6 +230,8 @@ class Session:
         self.architecture()
         context = self.context
         launch = context.launch if context else None
+        if context is not None and not self.observed.has_begun:
+            self.observed.begin_loading()
         self.settings.begin(launch.settings if launch else None, context.path.name if context else "")
 
     def _log_differences(self) -> None:
