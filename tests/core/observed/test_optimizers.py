@@ -162,6 +162,21 @@ def test_a_load_keeps_the_groups_that_optimizers_share_and_a_script_holds() -> N
     again.state.close()
 
 
+class Hollow(torch.optim.Optimizer):
+    """Wraps another, and never calls ``Optimizer.__init__()``."""
+
+    def __init__(self, **held: Any) -> None:
+        self.__dict__.update(held)
+
+
+@pytest.mark.parametrize("held", [{}, {"param_groups": []}], ids=["without groups", "with groups"])
+def test_a_wrapper_that_is_no_whole_optimizer_is_left_alone(held: dict[str, Any]) -> None:
+    wrapper, shared = Hollow(**held), Shared()
+    shared.state.begin_loading()
+    assert vars(wrapper) == held
+    shared.state.close()
+
+
 def test_groups_that_the_script_has_replaced_are_left_alone() -> None:
     again = Shared()
     saved = copy.deepcopy([again.outer.state_dict(), again.inner.state_dict()])

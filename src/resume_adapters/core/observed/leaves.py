@@ -215,8 +215,8 @@ def is_row(value: Any, longest: int) -> bool:
 
     if type(value) is list:
         # A list of anything else, however long, is told by its first item.
-        is_short = 0 < len(value) <= longest
-        if not is_short or type(value[0]) not in (int, float, np.int64) or len(set(map(type, value))) > 1:
+        fits = 0 < len(value) <= longest
+        if not fits or type(value[0]) not in (int, float, np.int64) or len(set(map(type, value))) > 1:
             return False
         return type(value[0]) is float or (min(value) >= _SMALLEST and max(value) <= _LARGEST)
     if type(value) in (np.ndarray, np.memmap):

@@ -88,7 +88,8 @@ def keep_groups(until: contextlib.ExitStack) -> None:
     """Let optimizers load into the list and the dicts of groups that they have: others share them, or hold one."""
     from torch.optim.optimizer import Optimizer
 
-    for each in instances(Optimizer):
+    with_groups = [each for each in instances(Optimizer) if "param_groups" in attributes(each)]
+    for each in with_groups:
         load_groups = functools.partial(_load_groups, each.param_groups)
         with contextlib.suppress(AttributeError):  # a wrapper that never called Optimizer.__init__() takes no hook
             until.callback(each.register_load_state_dict_post_hook(load_groups).remove)
