@@ -15,11 +15,15 @@ THREAD_NAME = "resume-adapters-monitor"
 
 _PERIOD = 1.0
 
+_LAST_DUTY = 2.0
+"""Seconds that the end of a run waits for a duty that has begun."""
+
 
 class Monitor:
     """Runs short duties once a second.
 
-    A duty that fails because of the file system (ESTALE, EIO) is logged once, and tried again the next second.
+    A duty that fails because of the file system (ESTALE, EIO) is logged once, and tried again the next second. One that
+    does not return (a server that has died, a frozen mount) never holds up the end of a run.
 
     Args:
         duties: what to do, in this order, each after the words that name it in the log. None may wait for the training
@@ -37,14 +41,15 @@ class Monitor:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread and wait for it."""
+        """End the thread, and wait for it, for two seconds at most: what its last duty would do, nobody misses."""
         self._ended.set()
-        self._thread.join()
+        self._thread.join(_LAST_DUTY)
 
     def _watch(self) -> None:
         while not self._ended.wait(_PERIOD):
             for name, duty in self._duties.items():
-                self._run(name, duty)
+                if not self._ended.is_set():
+                    self._run(name, duty)
 
     def _run(self, name: str, duty: Callable[[], None]) -> None:
         try:
