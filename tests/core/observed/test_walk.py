@@ -10,7 +10,9 @@ import enum
 import itertools
 import logging
 import random
+import signal
 import threading
+import time
 from collections import Counter, OrderedDict, defaultdict, deque
 from typing import Any
 
@@ -404,6 +406,24 @@ def test_what_does_not_fit_the_budget_is_left_out_and_not_taken_for_a_change() -
     times = iter([0.0, 0.0, 1.0])
     cut = walk.take(Subjects(roots), lambda: next(times), seconds=0.5).left_out
     assert len(cut) == 2, "the objects and the numbers"
+
+
+def test_a_process_that_is_held_up_sees_no_less() -> None:
+    roots = {"trainer": Thing(objects=[Thing(n=Thing(n=index)) for index in range(4_000)])}
+    held_up: list[bool] = []
+
+    def hold_up(*_: Any) -> None:
+        held_up.append(True)
+        time.sleep(0.6)
+
+    was = signal.signal(signal.SIGVTALRM, hold_up)
+    signal.setitimer(signal.ITIMER_VIRTUAL, 0.002)  # within the walk
+    try:
+        census = walk.take(Subjects(roots))
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, was)
+    assert held_up and census.left_out == []
 
 
 def test_what_a_data_set_in_a_list_takes_of_the_budget_is_taken_from_nothing_else() -> None:

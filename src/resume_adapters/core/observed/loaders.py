@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import math
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -87,7 +86,7 @@ class LoaderAttributes:
         self._looks = {"fetch": _LOOKS, "position": _LOOKS}
 
     def _walk(self) -> walk.Census:
-        return walk.take(self._subjects, time.perf_counter, objects=_OBJECTS, seconds=_SECONDS)
+        return walk.take(self._subjects, objects=_OBJECTS, seconds=_SECONDS)
 
     @property
     def missing(self) -> dict[str, str]:
@@ -217,7 +216,7 @@ def rows_at_start(roots: Mapping[str, Any]) -> dict[str, str]:
         roots: the objects, by the name under which a user knows them.
     """
     subjects = _subjects(roots, _ROW_AT_START)
-    found = walk.take(subjects, time.perf_counter, objects=_OBJECTS).leaves  # within half a second
+    found = walk.take(subjects, objects=_OBJECTS).leaves  # within half a second
     return {str(path): leaf.fingerprint for path, leaf in found.items() if _has_one_for_each(roots, path)}
 
 

@@ -10,7 +10,6 @@ import contextlib
 import dis
 import functools
 import gc
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import BuiltinMethodType, CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -98,7 +97,7 @@ class ScriptVariables:
 
 
 def _look(scopes: Mapping[str, Any], saved: Iterable[Any]) -> Census:
-    return walk.take(Subjects(roots=scopes, captured=[*_held_by(saved)], foreign=_LIBRARIES), time.perf_counter)
+    return walk.take(Subjects(roots=scopes, captured=[*_held_by(saved)], foreign=_LIBRARIES))
 
 
 _CODE = (FunctionType, type)

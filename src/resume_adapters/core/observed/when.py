@@ -109,7 +109,7 @@ class ObservedState:
     """
 
     def __init__(
-        self, subjects: Callable[[], Subjects], registers: str, clock: Callable[[], float] = time.perf_counter
+        self, subjects: Callable[[], Subjects], registers: str, clock: Callable[[], float] = time.thread_time
     ) -> None:
         self.has_begun = False
         self._ask_subjects = subjects
