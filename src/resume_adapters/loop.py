@@ -42,6 +42,7 @@ from resume_adapters.core.saving.cadence import SaveEvery
 from resume_adapters.core.session.framework import FrameworkFacts
 from resume_adapters.core.session.new_run import new_run
 from resume_adapters.core.session.options import ResumeFrom, ResumeOptions, parts_among, run_directory_override
+from resume_adapters.core.state.stateful import parameters_of
 from resume_adapters.core.stop.policy import StopOn
 from resume_adapters.core.tiers.options import Mirror
 from resume_adapters.errors import UnsupportedSetting
@@ -107,7 +108,7 @@ def register_for_resume(
 def _trained(named: Mapping[str, Any]) -> TrainedObjects:
     """Return what is trained of what was given by name: a model is what an optimizer has tensors of."""
     optimizers = {name: each for name, each in named.items() if isinstance(each, torch.optim.Optimizer)}
-    stepped = {id(tensor) for each in optimizers.values() for group in each.param_groups for tensor in group["params"]}
+    stepped = {id(tensor) for tensor in parameters_of(*optimizers.values())}
     modules = {name: each for name, each in named.items() if isinstance(each, torch.nn.Module)}
     models = {
         name: each for name, each in modules.items() if any(id(tensor) in stepped for tensor in each.parameters())

@@ -9,7 +9,7 @@ from transformers.trainer_callback import ExportableState, TrainerControl
 
 from resume_adapters.core.observed.walk import Subjects
 from resume_adapters.core.session.settings import LaunchSettings, read_settings
-from resume_adapters.core.state.stateful import is_stateful
+from resume_adapters.core.state.stateful import is_stateful, parameters_of
 
 IGNORED = {
     "*.config": "save_pretrained() writes into the configuration of a model",
@@ -47,8 +47,8 @@ def subjects(trainer: Any) -> Subjects:
         *(trainer.args, trainer.state, trainer.control, trainer.callback_handler, *trainer.callback_handler.callbacks),
         trainer.eval_dataset,  # what changes on it is captured where it is read
     ]
-    groups = [] if trainer.optimizer is None else trainer.optimizer.param_groups  # it is made after the first look
-    trained = [each for group in groups for each in group["params"]]
+    # The optimizer is made after the first look.
+    trained = [] if trainer.optimizer is None else parameters_of(trainer.optimizer)
     return Subjects(
         roots=roots,
         captured=captured,

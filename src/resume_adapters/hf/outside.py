@@ -11,6 +11,7 @@ from transformers import Trainer, TrainerCallback
 from resume_adapters.core.log import logger
 from resume_adapters.core.observed.instances import instances
 from resume_adapters.core.observed.steps import watch_steps
+from resume_adapters.core.state.stateful import parameters_of
 
 _TWICE = 2
 """Steps of an optimizer after which it is looked for: one may be a trial."""
@@ -60,7 +61,7 @@ class OutsideTraining:
             self.warn(f"{name} trains in a loop of its own, which calls no event of its callbacks")
 
     def _trainer_of(self, optimizer: Any) -> str:
-        trained, callback = {id(each) for group in optimizer.param_groups for each in group["params"]}, self._callback()
+        trained, callback = {id(each) for each in parameters_of(optimizer)}, self._callback()
         for trainer in instances(Trainer):
             handler = getattr(trainer, "callback_handler", None)  # one may be half made
             has_callback = handler is not None and any(each is callback for each in handler.callbacks)

@@ -183,9 +183,19 @@ def test_a_checkpoint_of_a_version_that_saved_no_settings_resumes_silently(
     read = Launch(killed).framework.settings
     comparison = SettingsComparison(read)
     comparison.begin(None, "checkpoint-4")
-    comparison.begin(LaunchSettings({"clip": "2"}), "another")
     assert (comparison.describe(), comparison.changed_seeds()) == ("", "")
     assert comparison.in_force() == read() == SettingsComparison(read).in_force()
+
+
+def test_settings_are_read_once_however_often_an_adapter_asks(killed: Path) -> None:
+    launch = Launch(killed)
+    session = launch.loop._session
+    session.open()
+    for _ in range(2):
+        session.begin_settings()
+    hooks = len(launch.framework.optimizer._optimizer_load_state_dict_post_hooks)
+    launch.run.close()
+    assert hooks == 1
 
 
 def test_what_the_checkpoint_has_frozen_again_stays_frozen_in_its_settings() -> None:

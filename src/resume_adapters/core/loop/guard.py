@@ -18,6 +18,7 @@ from resume_adapters.core.observed.instances import subclasses
 from resume_adapters.core.observed.optimizers import is_within
 from resume_adapters.core.observed.steps import watch_steps
 from resume_adapters.core.patching import replaced
+from resume_adapters.core.state.stateful import parameters_of
 from resume_adapters.errors import UnsupportedSetting
 
 _TWICE = 2
@@ -122,15 +123,15 @@ class LoopGuard:
         is_known = any(each is optimizer for each in saved)
         if not is_known and not is_within(optimizer, saved):
             return (
-                f"an optimizer that is not saved has stepped, {name} of {_count(optimizer)} tensors: after a resume it "
-                f"would start over. Prepare it with its model, or pass it as a part: {self._registers}(..., "
-                "optimizer=optimizer)"
+                f"an optimizer that is not saved has stepped, {name} of {len(parameters_of(optimizer))} tensors: after "
+                f"a resume it would start over. Prepare it with its model, or pass it as a part: {self._registers}("
+                "..., optimizer=optimizer)"
             )
         if trained.are_partitioned and any(each is optimizer for each in trained.optimizers):
             return ""
         modules = [*trained.modules, *(each for each in self._parts.values() if hasattr(each, "parameters"))]
         held = {id(parameter) for module in modules for parameter in module.parameters()}
-        lost = [each for each in _parameters(optimizer) if id(each) not in held]
+        lost = [each for each in parameters_of(optimizer) if id(each) not in held]
         if not lost:
             return ""
         return (
@@ -186,15 +187,6 @@ def _uncounted_steps() -> UnsupportedSetting:
         "body of the loop with it:\n\n"
         "    for batch in run.batches(loader):\n        ...\n        run.step(loss=loss)\n"
     )
-
-
-def _parameters(optimizer: Any) -> Iterator[Any]:
-    for group in optimizer.param_groups:
-        yield from group["params"]
-
-
-def _count(optimizer: Any) -> int:
-    return sum(1 for _ in _parameters(optimizer))
 
 
 # ---- The patch, which all guards of a process share

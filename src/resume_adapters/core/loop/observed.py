@@ -9,6 +9,7 @@ from resume_adapters.core.log import logger
 from resume_adapters.core.observed.optimizers import stepping
 from resume_adapters.core.observed.walk import Subjects
 from resume_adapters.core.state.encoding import digest_of
+from resume_adapters.core.state.stateful import parameters_of
 
 _MOVING = {
     *("last_epoch", "_step_count", "_last_lr", "_get_lr_called_within_step", "_is_initial", "_schedulers"),
@@ -38,7 +39,7 @@ def subjects(models: Sequence[Any], optimizers: Iterable[Any], captured: Iterabl
             for name, alike in schedulers.items()
             if len(alike) > 1
         ],
-        stepped={id(each): each for one in steppers for group in one.param_groups for each in group["params"]}.values(),
+        stepped={id(each): each for each in parameters_of(*steppers)}.values(),
     )
 
 

@@ -19,8 +19,8 @@ from resume_adapters.core.observed.leaves import is_array, memory_of
 from resume_adapters.core.observed.paths import inside, is_module, submodules, tensors_of
 from resume_adapters.core.state.untouched import ABSENT, attributes, container, is_a, items
 
-_EPOCHS, _PASSES = (".epochs(",), (".batches(", ".enumerate(")
-"""What is in the head of a loop over the epochs of a run, and of one over the batches of a pass."""
+_PASSES = (".batches(", ".enumerate(")
+"""What is in the head of a loop over the batches of a pass."""
 
 _MANY = 100
 """Items of a container that are looked at."""
@@ -37,20 +37,14 @@ def made_in_epoch(saved: Iterable[Any]) -> list[str]:
     """
     frames = script.script_frames()
     loops = [script.loops_around(script.scope_of(each.f_code), each.f_lineno) for each in frames]
-    number = next((number for number, each in enumerate(loops) if _over(each, _PASSES)), len(frames))
-    if not any(_over(each, _EPOCHS) for each in loops[number:]):
+    number = next((number for number, each in enumerate(loops) if script.over(each, _PASSES)), len(frames))
+    if not any(script.over(each, script.EPOCHS) for each in loops[number:]):
         return []
-    frame, own = frames[number], _over(loops[number], _EPOCHS)
+    frame, own = frames[number], script.over(loops[number], script.EPOCHS)
     held = frame.f_locals
     found = _EpochBody(frame, ChainMap(dict(held), frame.f_globals), list(saved))
     script.release(held, frame.f_code)
-    return found.made(own[-1] if own else script.scope_of(frame.f_code), _over(loops[number], _PASSES)[0])
-
-
-def _over(loops: Iterable[ast.For | ast.While], words: tuple[str, ...]) -> list[ast.For]:
-    """Return the loops over something whose source has one of some words."""
-    heads = [(each, ast.unparse(each.iter)) for each in loops if isinstance(each, ast.For)]
-    return [each for each, head in heads if any(word in head for word in words)]
+    return found.made(own[-1] if own else script.scope_of(frame.f_code), script.over(loops[number], _PASSES)[0])
 
 
 class _EpochBody:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from resume_adapters.core.state.stateful import parameters_of
+
 _WATCHED = 8
 """Steps of a launch that are watched from its start."""
 
@@ -43,9 +45,8 @@ class LeftGradients:
         """See which of the gradients that were left an optimizer has used in its step."""
         if not self._left:
             return
-        for each in (each for group in optimizer.param_groups for each in group["params"]):
-            memory = self._left.pop(id(each), None)
-            if memory is not None:
+        for each in parameters_of(optimizer):
+            if (memory := self._left.pop(id(each), None)) is not None:
                 is_used = each.grad is not None and _memory(each.grad) == memory and not memory.expired()
                 self._is_used[id(each)] = is_used or self._is_used.get(id(each), False)
 

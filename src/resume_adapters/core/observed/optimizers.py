@@ -10,13 +10,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from resume_adapters.core.observed.instances import instances
 from resume_adapters.core.observed.paths import is_module
 from resume_adapters.core.observed.walk import has_state
 from resume_adapters.core.state import keys
+from resume_adapters.core.state.comparison import tensors_in
+from resume_adapters.core.state.stateful import parameters_of
 from resume_adapters.core.state.untouched import attributes, is_a
 
 UNSAVED = "unregistered optimizers"
@@ -110,17 +112,8 @@ def is_within(optimizer: Any, saved: Iterable[Any]) -> bool:
     groups = {id(group) for each in saved for group in each.param_groups}
     if not any(id(group) in groups for group in optimizer.param_groups):
         return False
-    held = {id(value) for each in saved for value in _values(each.state_dict())}
-    return all(id(value) in held for value in _values(dict(optimizer.state)))
-
-
-def _values(tree: Any) -> Iterator[Any]:
-    """Yield the tensors in a state."""
-    if isinstance(tree, Mapping):
-        for each in tree.values():
-            yield from _values(each)
-    elif hasattr(tree, "data_ptr"):
-        yield tree
+    held = {id(value) for each in saved for value in tensors_in(each.state_dict())}
+    return all(id(value) in held for value in tensors_in(dict(optimizer.state)))
 
 
 def unsaved(
@@ -167,7 +160,7 @@ def unsaved(
 
 def _named(optimizer: Any, names: Mapping[int, str]) -> str:
     """Return the name of an optimizer by what it steps; nothing where that belongs to no model."""
-    stepped = [names.get(id(each), "") for group in optimizer.param_groups for each in group["params"]]
+    stepped = [names.get(id(each), "") for each in parameters_of(optimizer)]
     if not stepped or not stepped[0]:
         return ""
     more = f" and {len(stepped) - 1} more" if len(stepped) > 1 else ""

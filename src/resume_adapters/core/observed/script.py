@@ -12,7 +12,7 @@ import itertools
 import linecache
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from inspect import CO_OPTIMIZED
 from pathlib import Path
@@ -31,6 +31,9 @@ _CLOCKS = ("time.", "time(", "perf_counter", "monotonic", "now(")
 
 _OF_THE_RUN = (".global_step", ".resume(", ".batches(")
 """What is in an expression that has another value where a run goes on."""
+
+EPOCHS = (".epochs(",)
+"""What is in the head of a loop over the epochs of a run."""
 
 _LOOPS = (ast.For, ast.While)
 
@@ -114,9 +117,15 @@ def _of_the_run_in(file: str) -> frozenset[str]:
 def is_within_range(places: list[Place]) -> bool:
     """Return whether the script is in a loop over ``range()``, which starts at 0 in a resumed epoch."""
     loops = [each for place in places for each in reversed(loops_around(scope_of(place.code), place.line))]
-    around = [ast.unparse(each.iter) for each in loops if isinstance(each, ast.For)]
-    heads = list(itertools.takewhile(lambda head: ".epochs(" not in head, around))
-    return 0 < len(heads) < len(around) and all("range(" in head and ".batches" not in head for head in heads)
+    around = [each for each in loops if isinstance(each, ast.For)]
+    inner = list(itertools.takewhile(lambda each: not over([each], EPOCHS), around))
+    return 0 < len(inner) < len(around) and over(inner, ("range(",)) == inner and not over(inner, (".batches",))
+
+
+def over(loops: Iterable[ast.For | ast.While], words: tuple[str, ...]) -> list[ast.For]:
+    """Return the loops over something whose source has one of some words."""
+    heads = [(each, ast.unparse(each.iter)) for each in loops if isinstance(each, ast.For)]
+    return [each for each, head in heads if any(word in head for word in words)]
 
 
 def _is_of_script(file: str) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 from resume_adapters.core.patching import replaced
 from resume_adapters.core.ranks import Ranks
 from resume_adapters.core.state.comparison import load_verified
+from resume_adapters.core.state.stateful import parameters_of
 
 
 class UpdateWatch:
@@ -107,8 +108,7 @@ class UpdateWatch:
         if optimizer in self._last_hooks:
             self._last_hooks.pop(optimizer).remove()
         if optimizer._optimizer_step_pre_hooks and not self._has_begun:  # seam: torch 2.6-2.13
-            weights = [each for group in optimizer.param_groups for each in group["params"]]
-            self._before_hooks += [(each, each._version) for each in weights]
+            self._before_hooks += [(each, each._version) for each in parameters_of(optimizer)]
             self._last_hooks[optimizer] = optimizer.register_step_pre_hook(self._begin)
         else:
             self._has_begun = True

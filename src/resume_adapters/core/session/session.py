@@ -228,9 +228,11 @@ class Session:
             StateMismatch: the saved state cannot be loaded into them.
         """
         self.architecture()
+        if self.settings.has_begun:
+            return
         context = self.context
         launch = context.launch if context else None
-        if context is not None and not self.observed.has_begun:
+        if context is not None:
             self.observed.begin_loading()
         self.settings.begin(launch.settings if launch else None, context.path.name if context else "")
 

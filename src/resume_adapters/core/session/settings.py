@@ -224,10 +224,14 @@ class SettingsComparison:
 
     Args:
         read: returns the settings of now.
+
+    Attributes:
+        has_begun: :meth:`begin` was called.
     """
 
     def __init__(self, read: Callable[[], LaunchSettings]) -> None:
         self._read = read
+        self.has_begun = False
         self._given: LaunchSettings | None = None
         self._saved: LaunchSettings | None = None
         self._checkpoint = ""
@@ -235,7 +239,7 @@ class SettingsComparison:
         self._regrouped: dict[int, OptimizerSettings] = {}
 
     def begin(self, saved: LaunchSettings | None = None, checkpoint: str = "") -> None:
-        """Read what this launch was given, before anything is loaded; once.
+        """Read what this launch was given, before anything is loaded.
 
         Args:
             saved: the checkpoint's settings; ``None`` for a fresh start, and where an earlier version saved none.
@@ -243,9 +247,9 @@ class SettingsComparison:
         Raises:
             StateMismatch: the state of the optimizers or schedules cannot be loaded into those of this launch.
         """
-        if self._given is None:
-            self._given, self._saved, self._checkpoint = self._read(), saved, checkpoint
-            self._require_loadable()
+        self.has_begun = True
+        self._given, self._saved, self._checkpoint = self._read(), saved, checkpoint
+        self._require_loadable()
 
     def _require_loadable(self) -> None:
         given, saved = self._given, self._saved

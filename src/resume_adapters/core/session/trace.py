@@ -7,7 +7,7 @@ a digest draws no random number and is sent to no other rank.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from resume_adapters.core import devices
@@ -18,6 +18,7 @@ from resume_adapters.core.session.framework import Framework
 from resume_adapters.core.state import rng
 from resume_adapters.core.state.fingerprint import value_digest
 from resume_adapters.core.state.rng import GeneratorState
+from resume_adapters.core.state.stateful import parameters_of
 from resume_adapters.core.trace.log import TraceLog
 
 
@@ -141,8 +142,7 @@ class StepTrace:
         """Return the digest of the model, and of what the optimizers step beside it, such as flat partitions."""
         model = {name: value for name, value in self._framework.state_dict().items() if _has_content(value)}
         known = {_address(each) for each in model.values()}
-        parameters = [each for optimizer in optimizers for each in _parameters(optimizer)]
-        beside = [each for each in parameters if _has_content(each) and _address(each) not in known]
+        beside = [each for each in parameters_of(*optimizers) if _has_content(each) and _address(each) not in known]
         return value_digest([model, beside])
 
     def close(self) -> None:
@@ -166,14 +166,9 @@ def _hex(number: Any) -> str | None:
     return float(number).hex() if isinstance(number, int | float) else None
 
 
-def _parameters(optimizer: Any) -> Iterator[Any]:
-    for group in optimizer.param_groups:
-        yield from group["params"]
-
-
 def _optimizer_state(optimizer: Any) -> list[Any]:
     """Return the state of an optimizer in the order of its parameters: their own order in it is that of their use."""
-    return [optimizer.state[each] for each in _parameters(optimizer) if each in optimizer.state]
+    return [optimizer.state[each] for each in parameters_of(optimizer) if each in optimizer.state]
 
 
 def _has_content(value: Any) -> bool:

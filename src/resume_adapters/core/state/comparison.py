@@ -155,7 +155,7 @@ def copied(state: Any) -> Any:
     """Return a deep copy of a state. Of tensors that wrap others, such as quantized moments, torch may make none."""
     import torch
 
-    tensors = {id(each): each for each in _tensors(state)}
+    tensors = {id(each): each for each in tensors_in(state)}
     known = {key: _rewrapped(each) for key, each in tensors.items() if hasattr(each, "__tensor_flatten__")}
     places = Counter(each.untyped_storage().data_ptr() for each in tensors.values() if _has_memory(each))
     alone = [each for each in tensors.values() if _is_whole(each) and places[each.data_ptr()] == 1]
@@ -164,19 +164,19 @@ def copied(state: Any) -> Any:
     return copy.deepcopy(state, known)
 
 
-def _tensors(state: Any) -> Iterator[Any]:
+def tensors_in(state: Any) -> Iterator[Any]:
+    """Yield the tensors in a state, one that is there twice twice."""
     if hasattr(state, "__tensor_flatten__") or hasattr(state, "untyped_storage"):
         yield state
     elif isinstance(state, Mapping | list | tuple | set | deque):
         for each in state.values() if isinstance(state, Mapping) else state:
-            yield from _tensors(each)
+            yield from tensors_in(each)
 
 
 def _has_memory(tensor: Any) -> bool:
     import torch
 
-    wraps = hasattr(tensor, "__tensor_flatten__")
-    return not wraps and tensor.layout is torch.strided and tensor.device.type == "cpu"
+    return not hasattr(tensor, "__tensor_flatten__") and tensor.layout is torch.strided and tensor.device.type == "cpu"
 
 
 def _is_whole(tensor: Any) -> bool:

@@ -156,3 +156,8 @@ def named_parts(parts: dict[str, Any]) -> dict[str, Stateful]:
             )
         named[name] = stateful
     return named
+
+
+def parameters_of(*optimizers: Any) -> list[Any]:
+    """Return the parameters that optimizers of torch step, group by group."""
+    return [each for one in optimizers for group in one.param_groups for each in group["params"]]
