@@ -42,7 +42,7 @@ from resume_adapters.core.saving.cadence import SaveEvery
 from resume_adapters.core.session.framework import FrameworkFacts
 from resume_adapters.core.session.new_run import new_run
 from resume_adapters.core.session.options import ResumeFrom, ResumeOptions, parts_among, run_directory_override
-from resume_adapters.core.state.stateful import parameters_of
+from resume_adapters.core.state.stateful import is_schedule, parameters_of
 from resume_adapters.core.stop.policy import StopOn
 from resume_adapters.core.tiers.options import Mirror
 from resume_adapters.errors import UnsupportedSetting
@@ -123,7 +123,7 @@ def _trained(named: Mapping[str, Any]) -> TrainedObjects:
     return TrainedObjects(
         {name: _unwrapped(each) for name, each in models.items()},
         optimizers,
-        {name: each for name, each in named.items() if hasattr(each, "get_last_lr")},
+        {name: each for name, each in named.items() if is_schedule(each)},
         scaler=scalers.get("scaler"),
         scalers=tuple(scalers.values()),
         wrappers=tuple(models.values()),

@@ -25,6 +25,7 @@ from resume_adapters.core.loop.framework import LoopFramework, Resumed
 from resume_adapters.core.loop.guard import Trained
 from resume_adapters.core.loop.loader import LoopLoader
 from resume_adapters.core.loop.registered import RegisteredObjects
+from resume_adapters.core.observed.paths import is_module
 from resume_adapters.core.observed.walk import Subjects
 from resume_adapters.core.patching import replaced
 from resume_adapters.core.saving.staging import StagingOptions
@@ -96,7 +97,7 @@ class AccelerateFramework(LoopFramework):
         """Return what was prepared or registered."""
         strategy = self._strategy
         optimizers = [each for outer in strategy.optimizers for each in _with_inner(outer)]
-        modules = [each for each in [*strategy.models, *self.registered] if hasattr(each, "parameters")]
+        modules = [each for each in [*strategy.models, *self.registered] if is_module(each)]
         partitioned = self.accelerator.distributed_type == DistributedType.DEEPSPEED
         return Trained([*optimizers, *self.registered], modules, are_partitioned=partitioned)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from resume_adapters.core.loop.plain import TrainedObjects
 from resume_adapters.core.requirements import require_version
+from resume_adapters.core.state.stateful import is_schedule
 from resume_adapters.errors import MissingFramework, UnsupportedSetting
 from resume_adapters.integrations.lightning_files import imported_or_installed
 
@@ -40,8 +41,8 @@ def trained_objects(named: Mapping[str, Any], precision: Any) -> TrainedObjects:
     Raises:
         UnsupportedSetting: no model or no optimizer that ``fabric.setup`` returned is among it.
     """
-    models = {name: each for name, each in named.items() if hasattr(each, "_forward_module")}
-    optimizers = {name: each for name, each in named.items() if _is_set_up(each)}
+    models = {name: each for name, each in named.items() if _is(each, "_FabricModule")}
+    optimizers = {name: each for name, each in named.items() if _is(each, "_FabricOptimizer")}
     if not (models and optimizers):
         raise UnsupportedSetting(
             "register_for_resume() was given no model or no optimizer that fabric.setup() has returned: pass them "
@@ -53,16 +54,17 @@ def trained_objects(named: Mapping[str, Any], precision: Any) -> TrainedObjects:
     return TrainedObjects(
         {name: each.module for name, each in models.items()},
         {name: each.optimizer for name, each in optimizers.items()},
-        {name: each for name, each in named.items() if hasattr(each, "get_last_lr")},
+        {name: each for name, each in named.items() if is_schedule(each)},
         scaler=None if scaler is None else precision,
         scalers=() if scaler is None else (scaler,),
         wrappers=(*models.values(), *optimizers.values()),
     )
 
 
-def _is_set_up(each: Any) -> bool:
-    """Return whether an object is an optimizer that Fabric has wrapped."""
-    return hasattr(each, "param_groups") and hasattr(each, "_callbacks")
+def _is(each: Any, wrapper: str) -> bool:
+    """Return whether Fabric has wrapped an object; a script's own may have attributes of the same names."""
+    kinds = type(getattr(each, "_orig_mod", each)).__mro__  # torch.compile
+    return any(kind.__name__ == wrapper for kind in kinds)  # seam: lightning 2.4-2.6
 
 
 def name_of(fabric: Any) -> str:

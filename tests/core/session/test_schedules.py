@@ -91,6 +91,10 @@ class Wrapped:
     def __init__(self, schedule: Any) -> None:
         self.scheduler = schedule
 
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state: Any) -> None: ...
+
 
 @pytest.mark.parametrize("each", [1, 2])
 def test_one_that_is_wrapped_and_can_be_at_any_step_is_brought_there_once(each: int) -> None:

@@ -129,8 +129,10 @@ class LoopGuard:
             )
         if trained.are_partitioned and any(each is optimizer for each in trained.optimizers):
             return ""
-        modules = [*trained.modules, *(each for each in self._parts.values() if hasattr(each, "parameters"))]
-        held = {id(parameter) for module in modules for parameter in module.parameters()}
+        held = set[int]()
+        for each in (*trained.modules, *saved):
+            with contextlib.suppress(Exception):  # what is no module may have anything of that name
+                held |= {id(parameter) for parameter in each.parameters()}
         lost = [each for each in parameters_of(optimizer) if id(each) not in held]
         if not lost:
             return ""

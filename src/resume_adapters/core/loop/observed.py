@@ -10,6 +10,7 @@ from resume_adapters.core.observed.optimizers import stepping
 from resume_adapters.core.observed.walk import Subjects
 from resume_adapters.core.state.encoding import digest_of
 from resume_adapters.core.state.stateful import parameters_of
+from resume_adapters.core.state.untouched import attributes, container, items
 
 _MOVING = {
     *("last_epoch", "_step_count", "_last_lr", "_get_lr_called_within_step", "_is_initial", "_schedulers"),
@@ -45,8 +46,8 @@ def subjects(models: Sequence[Any], optimizers: Iterable[Any], captured: Iterabl
 
 def _unwrapped(model: Any) -> Any:
     inner = getattr(model, "_orig_mod", None)  # torch.compile
-    if inner is None and hasattr(model, "backward"):  # an engine: it is called in the place of its model
-        inner = model.module
+    if inner is None and any(each.__module__.startswith("deepspeed.") for each in type(model).__mro__):
+        inner = model.module  # of an engine: it is called in the place of its model
     return model if inner is None else _unwrapped(inner)
 
 
@@ -56,7 +57,8 @@ def _schedulers(optimizers: Sequence[Any], captured: Sequence[Any]) -> dict[str,
     Several of one class that step the same optimizer also have what they were made with in their names.
     """
     found = stepping(optimizers)
-    inner = {id(child) for each in found for child in getattr(each, "_schedulers", ())}
+    groups = [attributes(each).get("_schedulers") for each in found]  # of schedules that step others
+    inner = {id(child) for held in groups if container(held) for child in items(held)}
     known = {id(each) for each in captured}
     numbers = {id(optimizer): index for index, optimizer in enumerate(optimizers)}
     alike: dict[str, list[Any]] = {}

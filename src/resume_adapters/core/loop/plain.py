@@ -32,7 +32,7 @@ from resume_adapters.core.session.framework import ForkState, FrameworkFacts, Tr
 from resume_adapters.core.session.session import Session
 from resume_adapters.core.session.settings import LaunchSettings, read_settings
 from resume_adapters.core.state import keys
-from resume_adapters.core.state.stateful import ModuleBuffers, Stateful
+from resume_adapters.core.state.stateful import ModuleBuffers, Stateful, is_optimizer
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ class PlainFramework(LoopFramework):
         """Return the models, and schedules that were not passed."""
         captured = [*self._objects.schedules.values(), *self._optimizers]
         # A schedule may have been made with an optimizer before or after a framework wrapped it.
-        steppers = [*self._optimizers, *(each for each in self._objects.wrappers if hasattr(each, "param_groups"))]
+        steppers = [*self._optimizers, *(each for each in self._objects.wrappers if is_optimizer(each))]
         return observed.subjects(self._models, steppers, captured)
 
     def describe(self) -> Sequence[PartEntry]:

@@ -7,7 +7,7 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Mapping
 from typing import Any
 
-from resume_adapters.core.observed.paths import Path, Step, get, type_name
+from resume_adapters.core.observed.paths import Path, Step, get, is_module, type_name
 from resume_adapters.core.state import encoding
 from resume_adapters.core.state.fingerprint import value_digest
 from resume_adapters.core.state.rng import GeneratorState, generator_of, is_generator
@@ -85,7 +85,7 @@ def restore(
     elif kind is LeafKind.STATEFUL:
         (GeneratorState(live) if is_generator(live) else live).load_state_dict(saved)
     elif live is ABSENT and kind is LeafKind.TENSOR:  # a buffer that the first forward makes, where it finds none
-        beside = roots[path.root].parameters() if hasattr(roots[path.root], "parameters") else ()
+        beside = roots[path.root].parameters() if is_module(roots[path.root]) else ()
         made = next((saved.to(each.device) for each in beside), saved)
         get(roots, path.owner).register_buffer(path.steps[-1].key, made, persistent=False)
     elif kind is LeafKind.TENSOR:

@@ -18,7 +18,7 @@ from resume_adapters.core.observed.paths import is_module
 from resume_adapters.core.observed.walk import has_state
 from resume_adapters.core.state import keys
 from resume_adapters.core.state.comparison import tensors_in
-from resume_adapters.core.state.stateful import parameters_of
+from resume_adapters.core.state.stateful import is_optimizer, parameters_of
 from resume_adapters.core.state.untouched import attributes, is_a
 
 UNSAVED = "unregistered optimizers"
@@ -108,7 +108,7 @@ def _load_groups(own: list[Any], optimizer: Any) -> None:
 
 def is_within(optimizer: Any, saved: Iterable[Any]) -> bool:
     """Return whether the state of an optimizer is in that of others, as that of one that a wrapper steps."""
-    saved = [each for each in saved if hasattr(each, "param_groups")]
+    saved = [each for each in saved if is_optimizer(each)]
     groups = {id(group) for each in saved for group in each.param_groups}
     if not any(id(group) in groups for group in optimizer.param_groups):
         return False

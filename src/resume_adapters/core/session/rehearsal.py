@@ -15,6 +15,8 @@ from typing import Any
 from resume_adapters.core import devices
 from resume_adapters.core.observed.leaves import is_array
 from resume_adapters.core.saving.block import available_memory
+from resume_adapters.core.state.stateful import is_optimizer
+from resume_adapters.core.state.untouched import is_a
 from resume_adapters.core.storage.local import LocalStorage
 
 
@@ -40,12 +42,12 @@ def copies(live: Mapping[str, Any], shared: Iterable[Any], largest: float = math
     try:
         held = list(_flat(live))
         _require_memory(held)
-        for each in filter(_is_optimizer, held):
+        for each in filter(is_optimizer, held):
             memo[id(each.state)] = defaultdict(dict)
         for each in _computed(held):  # torch copies no tensor with a graph; weight_norm and routers keep some
             memo[id(each)] = each.detach()
         made = {name: copy.deepcopy(each, memo) for name, each in live.items()}
-        for each in filter(_is_optimizer, held):  # torch copies no further attributes of an optimizer
+        for each in filter(is_optimizer, held):  # torch copies no further attributes of an optimizer
             other = memo[id(each)]
             for name in vars(each).keys() - vars(other).keys():
                 setattr(other, name, copy.deepcopy(vars(each)[name], memo))
@@ -110,20 +112,22 @@ def _tensors(held: Iterable[Any]) -> Iterator[Any]:
         if hasattr(each, "named_buffers"):
             yield from each.parameters()
             yield from each.buffers()
-        elif _is_optimizer(each):
+        elif is_optimizer(each):
             for state in each.state.values():
                 yield from (value for value in state.values() if hasattr(value, "data_ptr"))
 
 
 def _computed(held: Iterable[Any]) -> Iterator[Any]:
     """Yield the tensors that modules have kept of their last forward pass."""
+    import torch
+
     for each in held:
-        for part in each.modules() if hasattr(each, "modules") else ():
+        for part in each.modules() if is_a(each, torch.nn.Module) else ():
             for value in vars(part).values():
                 yield from (
                     one
                     for one in (value if type(value) in (list, tuple) else [value])
-                    if getattr(one, "grad_fn", None) is not None
+                    if is_a(one, torch.Tensor) and one.grad_fn is not None
                 )
 
 
@@ -131,9 +135,5 @@ def _flat(live: Mapping[str, Any]) -> Iterator[Any]:
     for each in live.values():
         for one in each if isinstance(each, list) else [each]:
             yield one
-            if (inner := getattr(one, "optimizer", None)) is not None and _is_optimizer(one):
+            if is_optimizer(one) and is_optimizer(inner := getattr(one, "optimizer", None)):
                 yield inner
-
-
-def _is_optimizer(value: Any) -> bool:
-    return hasattr(value, "param_groups") and hasattr(value, "state")

@@ -13,6 +13,7 @@ from fractions import Fraction
 from typing import Any
 
 from resume_adapters.core.dataloader.cursor import steps_done
+from resume_adapters.core.state.stateful import innermost
 from resume_adapters.errors import StateMismatch, UnsupportedSetting
 
 KEEP_SAMPLES = "keep-samples"
@@ -150,8 +151,7 @@ class Schedules:
             schedule: of torch or of DeepSpeed, or what a framework wraps around one.
             each: steps that it takes at each optimizer step.
         """
-        while hasattr(schedule, "scheduler"):
-            schedule = schedule.scheduler
+        schedule = innermost(schedule, "scheduler")
         if schedule is None or "metrics" in inspect.signature(schedule.step).parameters:
             return
         if not any(known is schedule for known, _, _ in self._fresh):

@@ -17,7 +17,7 @@ from resume_adapters.core.session.options import ResumeOptions
 from resume_adapters.core.session.records import OrderDigest, RankState, data_cursor
 from resume_adapters.core.session.rescale import Rescale
 from resume_adapters.core.state.ddp_buckets import BucketOrder
-from resume_adapters.core.state.stateful import ModuleBuffers, Stateful
+from resume_adapters.core.state.stateful import ModuleBuffers, Stateful, is_schedule
 from resume_adapters.errors import FormatMismatch
 
 _RANKS = "number of ranks"
@@ -144,7 +144,7 @@ class Restorer:
         context = self.context
         assert context is not None, "something is being resumed"
         for part in self._options.parts.values():
-            if hasattr(part, "get_last_lr"):
+            if is_schedule(part):
                 self._rescale.schedules.remember(part)
         if context.has_other_ranks:
             # The running statistics of other ranks are not this rank's; those of the first are among the weights.

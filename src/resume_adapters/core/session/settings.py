@@ -20,6 +20,7 @@ from resume_adapters.core.log import first_of
 from resume_adapters.core.session.options import ResumeOptions
 from resume_adapters.core.state import keys
 from resume_adapters.core.state.records import Record
+from resume_adapters.core.state.stateful import innermost
 from resume_adapters.errors import StateMismatch
 
 _LONGEST = 200
@@ -125,10 +126,11 @@ def read_settings(
         is_fixed: no optimizer of a different class or size can load the state of one of these.
     """
     by_name = keys.of_modules(dict(module.named_parameters()) for module in modules)
+    inner = [innermost(each, "optimizer") for each in optimizers]
     return LaunchSettings(
         texts(arguments),
-        [_of_optimizer(_inner(each, "optimizer"), names or {}, by_name if is_fixed else None) for each in optimizers],
-        [type(_inner(each, "scheduler")).__name__ for each in schedulers],
+        [_of_optimizer(each, names or {}, by_name if is_fixed else None) for each in inner],
+        [type(innermost(each, "scheduler")).__name__ for each in schedulers],
         [name.partition(keys.OF_MODEL)[0] for name, each in by_name.items() if not each.requires_grad],
     )
 
@@ -137,12 +139,6 @@ def texts(values: Mapping[str, Any]) -> dict[str, str]:
     """Return the plain settings among some values, as text."""
     found = {name: as_text(value) for name, value in values.items()}
     return {name: text for name, text in found.items() if text is not None}
-
-
-def _inner(wrapper: Any, name: str) -> Any:
-    while hasattr(wrapper, name):
-        wrapper = getattr(wrapper, name)
-    return wrapper
 
 
 def _of_optimizer(optimizer: Any, names: Mapping[str, str], parameters: Mapping[str, Any] | None) -> OptimizerSettings:

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from resume_adapters.core.state import keys
+from resume_adapters.core.state.untouched import attributes
 from resume_adapters.errors import StateMismatch
 
 
@@ -148,6 +149,6 @@ def hook_states(modules: Iterable[Any]) -> dict[str, Any]:
     Args:
         modules: modules of which some may be ``torch.nn.parallel.DistributedDataParallel``.
     """
-    held = [each for module in modules for _, each in getattr(module, "_comm_hooks", ())]  # seam: torch 2.6-2.13
+    held = [each for module in modules for _, each in attributes(module).get("_comm_hooks", ())]  # seam: torch 2.6-2.13
     named = enumerate(each for each in held if each is not None)
     return {f"communication hook {index}" if index else "communication hook": each for index, each in named}

@@ -158,6 +158,26 @@ def named_parts(parts: dict[str, Any]) -> dict[str, Stateful]:
     return named
 
 
+def is_optimizer(thing: Any) -> bool:
+    """Return whether a thing is an optimizer or wraps one; a model may have a method of the same name."""
+    import torch
+
+    return not isinstance(thing, torch.nn.Module) and isinstance(getattr(thing, "param_groups", None), list)
+
+
+def is_schedule(thing: Any) -> bool:
+    """Return whether a thing is a schedule of learning rates; a model or an optimizer may have such a method too."""
+    import torch
+
+    return not isinstance(thing, torch.nn.Module | torch.optim.Optimizer) and callable(getattr(thing, "get_last_lr", 0))
+
+
+def innermost(wrapper: Any, name: str) -> Any:
+    """Return what is within wrappers, each of which has the next, or ``None``, under a name."""
+    inner = getattr(wrapper, name, wrapper)
+    return innermost(inner, name) if inner is not wrapper and (inner is None or is_stateful(inner)) else wrapper
+
+
 def parameters_of(*optimizers: Any) -> list[Any]:
     """Return the parameters that optimizers of torch step, group by group."""
     return [each for one in optimizers for group in one.param_groups for each in group["params"]]
