@@ -42,7 +42,7 @@ from resume_adapters.core.saving.cadence import SaveEvery
 from resume_adapters.core.session.framework import FrameworkFacts
 from resume_adapters.core.session.new_run import new_run
 from resume_adapters.core.session.options import ResumeFrom, ResumeOptions, parts_among, run_directory_override
-from resume_adapters.core.state.stateful import is_schedule, parameters_of
+from resume_adapters.core.state.stateful import is_schedule, parameters_of, uncompiled
 from resume_adapters.core.stop.policy import StopOn
 from resume_adapters.core.tiers.options import Mirror
 from resume_adapters.errors import UnsupportedSetting
@@ -131,13 +131,9 @@ def _trained(named: Mapping[str, Any]) -> TrainedObjects:
 
 
 def _unwrapped(model: Any) -> Any:
-    while True:
-        if hasattr(model, "_orig_mod"):  # torch.compile
-            model = model._orig_mod
-        elif isinstance(model, DistributedDataParallel | DataParallel):
-            model = model.module
-        else:
-            return model
+    inner = uncompiled(model)
+    inner = inner.module if isinstance(inner, DistributedDataParallel | DataParallel) else inner
+    return model if inner is model else _unwrapped(inner)
 
 
 def _require_supported(objects: TrainedObjects) -> None:

@@ -24,7 +24,7 @@ BUDGETS = {
     "core/run_directory": 1_070,
     "core/saving": 700,
     "core/session": 2_580,
-    "core/state": 1_920,
+    "core/state": 1_930,
     "core/stop": 370,
     "core/storage": 470,
     "core/tiers": 1_450,

@@ -24,6 +24,13 @@ NAMES = (
 )
 
 
+ANYTHING = object()
+"""Asks for a class whose objects have ``None`` under any name."""
+
+NOT_BARE = {"accelerate": ("model", "optimizer", "schedule", "data"), "fabric": ("model", "optimizer")}
+"""Where the framework itself ends, in a training or in a save of its own, as it asks such objects for methods."""
+
+
 class Killed(Exception):
     """Raised in a loop where a kill would be."""
 
@@ -36,10 +43,20 @@ def method(name: str) -> Any:
 
 
 def odd(base: Any, value: Any) -> Any:
-    """Return a subclass with methods, or attributes, of many names that the base does not have."""
+    """Return a subclass that has methods, attributes or anything under many names that the base does not have."""
+    if value is ANYTHING:
+        return type("Odd", (base,), {"__getattr__": _none})
     own = {"param_groups", "state"} if issubclass(base, torch.optim.Optimizer) else ()
     free = [name for name in NAMES if not hasattr(base, name) and name not in own]
     return type("Odd", (base,), {name: value or method(name) for name in free})
+
+
+def _none(it: Any, name: str) -> Any:
+    """Return what is registered on a module, else ``None`` for any name, as the settings of many libraries do."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    held = [vars(it).get(kind, {}) for kind in ("_modules", "_parameters", "_buffers")]
+    return next((each[name] for each in held if name in each), None)
 
 
 class Count:
@@ -64,12 +81,16 @@ class Rows(Dataset[Any]):
         return torch.tensor([index / 12, 1.0])
 
 
-class Holder(torch.nn.Linear):
+class Holder(torch.nn.Module):
     """A model that holds an object of the script's."""
 
     def __init__(self, held: Any) -> None:
-        super().__init__(2, 1)
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 1)
         self.held = held
+
+    def forward(self, batch: Any) -> Any:
+        return self.layer(batch)
 
 
 def train(framework: str, what: str, value: Any, directory: Path | None = None, until: int = 99) -> list[Any]:
@@ -115,13 +136,15 @@ def train(framework: str, what: str, value: Any, directory: Path | None = None, 
                     run.step()
                 if part.steps == until:
                     raise Killed
-    return [module.weight.tolist(), optimizer.param_groups[0]["lr"], part.steps]
+    return [module.layer.weight.tolist(), optimizer.param_groups[0]["lr"], part.steps]
 
 
-@pytest.mark.parametrize("value", [None, "a text"], ids=["methods", "attributes"])
+@pytest.mark.parametrize("value", [None, "a text", ANYTHING], ids=["methods", "attributes", "anything"])
 @pytest.mark.parametrize("what", ["model", "held", "optimizer", "schedule", "part", "data"])
 @pytest.mark.parametrize("framework", ["torch", "accelerate", "fabric"])
 def test_names_of_the_script_s_own_mean_nothing(framework: str, what: str, value: Any, tmp_path: Path) -> None:
+    if value is ANYTHING and what in NOT_BARE.get(framework, ()):
+        pytest.skip("the framework itself asks for methods")
     bare = train(framework, what, value)
     assert train(framework, what, value, tmp_path / "whole") == bare
     with pytest.raises(Killed):

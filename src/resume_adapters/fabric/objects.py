@@ -8,7 +8,7 @@ from typing import Any
 
 from resume_adapters.core.loop.plain import TrainedObjects
 from resume_adapters.core.requirements import require_version
-from resume_adapters.core.state.stateful import is_schedule
+from resume_adapters.core.state.stateful import is_schedule, uncompiled
 from resume_adapters.errors import MissingFramework, UnsupportedSetting
 from resume_adapters.integrations.lightning_files import imported_or_installed
 
@@ -63,8 +63,7 @@ def trained_objects(named: Mapping[str, Any], precision: Any) -> TrainedObjects:
 
 def _is(each: Any, wrapper: str) -> bool:
     """Return whether Fabric has wrapped an object; a script's own may have attributes of the same names."""
-    kinds = type(getattr(each, "_orig_mod", each)).__mro__  # torch.compile
-    return any(kind.__name__ == wrapper for kind in kinds)  # seam: lightning 2.4-2.6
+    return any(kind.__name__ == wrapper for kind in type(uncompiled(each)).__mro__)  # seam: lightning 2.4-2.6
 
 
 def name_of(fabric: Any) -> str:

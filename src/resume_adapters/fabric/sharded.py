@@ -23,6 +23,7 @@ from resume_adapters.core.patching import replaced
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.framework import ForkState, Framework
 from resume_adapters.core.session.rehearsal import NotRehearsed
+from resume_adapters.core.state.stateful import uncompiled
 from resume_adapters.errors import UnsupportedSetting
 from resume_adapters.fabric.framework import FabricFramework
 from resume_adapters.integrations.model_parallel import BESIDE_SHARDS, saves_directories
@@ -46,7 +47,7 @@ class ShardedFramework(FabricFramework):
         super().__init__(fabric, objects, named)
         self._saves_directories = saves_directories(fabric.strategy)
         forward = {name: named[name]._forward_module for name in objects.models}  # seam: lightning 2.4-2.6
-        self._as_saved = {name: getattr(each, "_orig_mod", each) for name, each in forward.items()}
+        self._as_saved = {name: uncompiled(each) for name, each in forward.items()}
 
     # ---- Saving
 

@@ -26,6 +26,7 @@ from resume_adapters.core.checkpoint.parts import CheckpointReader
 from resume_adapters.core.log import logger
 from resume_adapters.core.session.rehearsal import overwrite
 from resume_adapters.core.state import keys, rng
+from resume_adapters.core.state.stateful import uncompiled
 from resume_adapters.core.state.weights import (
     are_saved_as_they_are,
     have_names_of,
@@ -216,7 +217,7 @@ def is_replaced(name: str, method: Any) -> bool:
 
 def has_adapters(model: Any) -> bool:
     """Return whether the trainer saves adapters of a model alone: peft has made it, or transformers has by peft."""
-    peft, inner = sys.modules.get("peft"), getattr(model, "_orig_mod", model)
+    peft, inner = sys.modules.get("peft"), uncompiled(model)
     is_of_peft = peft is not None and isinstance(inner, peft.PeftModel)
     return is_of_peft or getattr(inner, "_hf_peft_config_loaded", False)  # seam: transformers 4.57 to 5.23
 

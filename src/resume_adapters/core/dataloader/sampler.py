@@ -288,8 +288,9 @@ class DealtOrder(NamedTuple):
 
 def turns(sampler: Any) -> int:
     """Return how many ranks take turns at what a sampler yields, or wraps; with split batches each takes its piece."""
-    splits = getattr(sampler, "split_batches", False)  # Accelerate's BatchSamplerShard
-    return 1 if splits else getattr(sampler, "num_processes", getattr(sampler, "num_replicas", 1))
+    splits = getattr(sampler, "split_batches", False) is True  # Accelerate's BatchSamplerShard
+    numbers = [getattr(sampler, name, None) for name in ("num_processes", "num_replicas")]
+    return next((each for each in numbers if isinstance(each, int) and not splits), 1)
 
 
 def dealt_order(loader: Any) -> DealtOrder | None:
@@ -300,7 +301,7 @@ def dealt_order(loader: Any) -> DealtOrder | None:
     found = [outer, *(each for _, each in _samplers(outer, _WRAPPED, "", _DEPTH))]
     chain = list({id(each): each for each in reversed(found)}.values())[::-1]  # a wrapper may hold an inner one, too
     batching = [each for each in chain if getattr(type(each), "__iter__", None) is BatchSampler.__iter__]
-    sharding = [each for each in chain if hasattr(each, "split_batches")]
+    sharding = [each for each in chain if isinstance(getattr(each, "split_batches", None), bool)]
     dealing = [
         each
         for each in chain

@@ -9,7 +9,7 @@ from resume_adapters.core.log import logger
 from resume_adapters.core.observed.optimizers import stepping
 from resume_adapters.core.observed.walk import Subjects
 from resume_adapters.core.state.encoding import digest_of
-from resume_adapters.core.state.stateful import parameters_of
+from resume_adapters.core.state.stateful import parameters_of, uncompiled
 from resume_adapters.core.state.untouched import attributes, container, items
 
 _MOVING = {
@@ -45,10 +45,10 @@ def subjects(models: Sequence[Any], optimizers: Iterable[Any], captured: Iterabl
 
 
 def _unwrapped(model: Any) -> Any:
-    inner = getattr(model, "_orig_mod", None)  # torch.compile
-    if inner is None and any(each.__module__.startswith("deepspeed.") for each in type(model).__mro__):
+    inner = uncompiled(model)
+    if inner is model and any(each.__module__.startswith("deepspeed.") for each in type(model).__mro__):
         inner = model.module  # of an engine: it is called in the place of its model
-    return model if inner is None else _unwrapped(inner)
+    return model if inner is model else _unwrapped(inner)
 
 
 def _schedulers(optimizers: Sequence[Any], captured: Sequence[Any]) -> dict[str, list[Any]]:

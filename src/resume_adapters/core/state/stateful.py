@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeGuard
 
 from resume_adapters.core.state import rng
+from resume_adapters.core.state.untouched import attributes
 from resume_adapters.errors import StateMismatch, UnsupportedSetting
 
 RESERVED = (
@@ -170,6 +171,11 @@ def is_schedule(thing: Any) -> bool:
     import torch
 
     return not isinstance(thing, torch.nn.Module | torch.optim.Optimizer) and callable(getattr(thing, "get_last_lr", 0))
+
+
+def uncompiled(model: Any) -> Any:
+    """Return the module that ``torch.compile`` has wrapped; a model itself that it has not."""
+    return attributes(model).get("_modules", {}).get("_orig_mod", model)
 
 
 def innermost(wrapper: Any, name: str) -> Any:
