@@ -289,8 +289,8 @@ class DealtOrder(NamedTuple):
 def turns(sampler: Any) -> int:
     """Return how many ranks take turns at what a sampler yields, or wraps; with split batches each takes its piece."""
     splits = getattr(sampler, "split_batches", False) is True  # Accelerate's BatchSamplerShard
-    numbers = [getattr(sampler, name, None) for name in ("num_processes", "num_replicas")]
-    return next((each for each in numbers if isinstance(each, int) and not splits), 1)
+    numbers: list[Any] = [getattr(sampler, name, None) for name in ("num_processes", "num_replicas")]
+    return next((each for each in numbers if hasattr(type(each), "__index__") and not splits), 1)
 
 
 def dealt_order(loader: Any) -> DealtOrder | None:

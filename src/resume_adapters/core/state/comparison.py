@@ -165,7 +165,7 @@ def copied(state: Any) -> Any:
 
 
 def tensors_in(state: Any) -> Iterator[Any]:
-    """Yield the tensors in a state, one that is there twice twice."""
+    """Yield the tensors in a state."""
     if hasattr(state, "__tensor_flatten__") or hasattr(state, "untyped_storage"):
         yield state
     elif isinstance(state, Mapping | list | tuple | set | deque):
