@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from resume_adapters.core.observed.script import PACKAGE, Place, calling_script, carried
+from resume_adapters.core.observed.script import PACKAGE, Place, calling_script, carried, of_the_run
 from resume_adapters.errors import NotSerialisable
 
 from plain_torch import Killed, Launch, killed_after, manifest
@@ -340,6 +340,16 @@ def test_what_the_loop_of_a_run_carries_is_named_once(tmp_path: Path, caplog: py
                 assert steps
     assert caplog.text.count("`steps` (test_script.py:") == 1
     assert "keep them in run.memory" in caplog.text
+
+
+def test_names_that_follow_from_the_run_are_those_that_it_gives_values(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(
+        "trainer.steps = run.global_step\nstart = run.resume()\n"
+        "for trainer.epoch in run.epochs(3):\n    for batch in run.batches(loader):\n        trainer.batches += 1\n"
+    )
+    place = Place(compile(file.read_text(), file, "exec"), 1, frozenset())
+    assert of_the_run([place]) == {"steps", "start", "epoch", "batch"}
 
 
 def test_the_memory_of_a_run_goes_on(tmp_path: Path) -> None:

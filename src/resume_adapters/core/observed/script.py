@@ -29,7 +29,7 @@ _NOT_THE_SCRIPT = (PACKAGE, str(Path(ast.__file__).parent), "<")
 _CLOCKS = ("time.", "time(", "perf_counter", "monotonic", "now(")
 """What is in an expression that asks for the time."""
 
-_OF_THE_RUN = (".global_step", ".resume(", ".batches(")
+_OF_THE_RUN = (".global_step", ".resume(", ".batches(", ".epochs(")
 """What is in an expression that has another value where a run goes on."""
 
 EPOCHS = (".epochs(",)
@@ -109,9 +109,11 @@ def of_the_run(places: list[Place]) -> set[str]:
 
 @functools.lru_cache(maxsize=8)
 def _of_the_run_in(file: str) -> frozenset[str]:
-    nodes = [node for node in ast.walk(_tree(file)) if isinstance(node, ast.Assign)]
-    given = [node for node in nodes if any(word in ast.unparse(node.value) for word in _OF_THE_RUN)]
-    return frozenset(ast.unparse(each).rpartition(".")[2] for node in given for each in node.targets)
+    nodes = list(ast.walk(_tree(file)))
+    given = [(node.value, each) for node in nodes if isinstance(node, ast.Assign) for each in node.targets]
+    given += [(node.iter, node.target) for node in nodes if isinstance(node, ast.For)]
+    follows = [target for value, target in given if any(word in ast.unparse(value) for word in _OF_THE_RUN)]
+    return frozenset(ast.unparse(each).rpartition(".")[2] for each in follows)
 
 
 def is_within_range(places: list[Place]) -> bool:
