@@ -181,7 +181,8 @@ def uncompiled(model: Any) -> Any:
 def innermost(wrapper: Any, name: str) -> Any:
     """Return what is within wrappers, each of which has the next, or ``None``, under a name."""
     inner = getattr(wrapper, name, wrapper)
-    return innermost(inner, name) if inner is not wrapper and (inner is None or is_stateful(inner)) else wrapper
+    is_held = inner is not wrapper and (inner is None or hasattr(inner, "state_dict"))
+    return innermost(inner, name) if is_held else wrapper
 
 
 def parameters_of(*optimizers: Any) -> list[Any]:
