@@ -29,11 +29,11 @@ _NOT_THE_SCRIPT = (PACKAGE, str(Path(ast.__file__).parent), "<")
 _CLOCKS = ("time.", "time(", "perf_counter", "monotonic", "now(")
 """What is in an expression that asks for the time."""
 
-_OF_THE_RUN = (".global_step", ".resume(", ".batches(", ".epochs(")
-"""What is in an expression that has another value where a run goes on."""
-
 EPOCHS = (".epochs(",)
 """What is in the head of a loop over the epochs of a run."""
+
+_OF_THE_RUN = (".global_step", ".resume(", ".batches(", *EPOCHS)
+"""What is in an expression that has another value where a run goes on."""
 
 _LOOPS = (ast.For, ast.While)
 

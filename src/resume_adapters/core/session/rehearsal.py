@@ -14,6 +14,7 @@ from typing import Any
 
 from resume_adapters.core import devices
 from resume_adapters.core.observed.leaves import is_array
+from resume_adapters.core.observed.paths import is_module
 from resume_adapters.core.saving.block import available_memory
 from resume_adapters.core.state.stateful import is_optimizer
 from resume_adapters.core.state.untouched import is_a
@@ -109,7 +110,7 @@ def _require_memory(held: Iterable[Any]) -> None:
 
 def _tensors(held: Iterable[Any]) -> Iterator[Any]:
     for each in held:
-        if hasattr(each, "named_buffers"):
+        if is_module(each):
             yield from each.parameters()
             yield from each.buffers()
         elif is_optimizer(each):
@@ -122,7 +123,7 @@ def _computed(held: Iterable[Any]) -> Iterator[Any]:
     import torch
 
     for each in held:
-        for part in each.modules() if is_a(each, torch.nn.Module) else ():
+        for part in each.modules() if is_module(each) else ():
             for value in vars(part).values():
                 yield from (
                     one
