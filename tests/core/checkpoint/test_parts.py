@@ -12,7 +12,7 @@ import torch
 from resume_adapters.core.checkpoint.checkpoint import Checkpoint
 from resume_adapters.core.checkpoint.files import CheckpointFiles
 from resume_adapters.core.checkpoint.parts import read_part
-from resume_adapters.core.state.stateful import StaticState
+from resume_adapters.core.state.stateful import StatefulGroup, StaticState
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import CheckpointDamaged, NotRestored
 
@@ -56,6 +56,64 @@ def test_a_part_that_changes_what_it_is_given_proves_nothing_by_that(tmp_path: P
     reader.restore({"ema": value})
     with pytest.raises(NotRestored, match="step: saved 10, restored 20"):
         reader.verify({"ema": value})
+
+
+class Renaming(torch.nn.Module):
+    """Its state has other names than its tensors; of its own `load_state_dict()` torch asks nothing, as of no child."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.BatchNorm1d(2)
+
+    def state_dict(self, **keywords: Any) -> Any:
+        return self.inner.state_dict(**{**keywords, "prefix": f"{keywords.get('prefix', '')}other."})
+
+
+class LeavingOut(torch.nn.Linear):
+    """Its bias is not saved, as a frozen encoder's weights often are not."""
+
+    def state_dict(self, **keywords: Any) -> Any:
+        found = super().state_dict(**keywords)
+        found.pop(f"{keywords.get('prefix', '')}bias")
+        return found
+
+
+@pytest.mark.parametrize("inner", [Renaming, lambda: LeavingOut(2, 2)])
+@pytest.mark.parametrize("is_in_a_group", [False, True])
+def test_a_module_comes_back_whose_parts_name_their_state_in_a_way_of_their_own(
+    tmp_path: Path, inner: Any, is_in_a_group: bool
+) -> None:
+    def part() -> Any:
+        found = torch.nn.Sequential(torch.nn.Linear(2, 2), inner())
+        return found, {"ema": StatefulGroup({"0": found}) if is_in_a_group else found}
+
+    saved, parts = part()
+    job = Miniature(tmp_path)
+    job.run.saver.save("checkpoint-10", 10, GivenContent(lambda path: None, parts))
+    job.run.saver.flush()
+    resumed = Miniature(tmp_path)
+    assert resumed.choice.checkpoint is not None
+    reader, (live, parts) = resumed.run.reader(resumed.choice.checkpoint), part()
+    with pytest.raises(RuntimeError, match="Missing key"):
+        live.load_state_dict(saved.state_dict())
+    live[0] = torch.nn.Linear(2, 2)
+    reader.restore(parts)
+    reader.verify(parts)
+    wanted = saved.state_dict()
+    assert all(torch.equal(each, wanted[name]) for name, each in live.state_dict().items())
+
+
+def test_a_module_of_another_shape_or_with_other_names_is_refused_as_torch_does(tmp_path: Path) -> None:
+    job = Miniature(tmp_path)
+    job.run.saver.save("checkpoint-10", 10, GivenContent(bool, {"ema": torch.nn.Linear(2, 2)}))
+    job.run.saver.flush()
+    resumed = Miniature(tmp_path)
+    assert resumed.choice.checkpoint is not None
+    reader = resumed.run.reader(resumed.choice.checkpoint)
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        reader.restore({"ema": torch.nn.Linear(3, 2)})
+    with pytest.raises(RuntimeError, match="Missing key"):
+        reader.restore({"ema": torch.nn.BatchNorm1d(2)})
 
 
 def test_a_part_whose_files_do_not_fit_together_is_damaged(tmp_path: Path) -> None:

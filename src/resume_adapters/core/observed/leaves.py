@@ -151,7 +151,7 @@ class _Filling:
         return saved
 
     def _dict(self, live: Any, saved: Any) -> Any:
-        if isinstance(saved, defaultdict) and not encoding.has_same_factory(live, saved):
+        if isinstance(saved, defaultdict) and encoding.factory_name(live) != encoding.factory_name(saved):
             return encoding.require_named(saved)
         former = dict(live)
         live.clear()

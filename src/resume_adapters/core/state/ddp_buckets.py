@@ -132,15 +132,11 @@ class BucketOrder:
 
         # Autograd runs the newest node first, so a chain that is built in reverse accumulates in the saved order.
         with torch.enable_grad():
-            terms = [_zero(each) for each in reversed(parameters)]
+            terms = [(each.reshape(-1)[:1] * 0).sum() for each in reversed(parameters)]
             total = torch.stack([term.to("cpu", torch.float32) for term in terms]).sum()
             # seam: DDP.reducer (torch 2.13): only a forward prepares the reducer, and a forward would need a batch.
             self._ddp.reducer.prepare_for_backward([])
             torch.autograd.backward(total)
-
-
-def _zero(parameter: Any) -> Any:
-    return (parameter.reshape(-1)[:1] * 0).sum()
 
 
 def hook_states(modules: Iterable[Any]) -> dict[str, Any]:

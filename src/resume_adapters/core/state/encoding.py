@@ -80,7 +80,7 @@ def _typed(value: Any, copy: Callable[[Any], Any]) -> _Marked:
     if kind is deque:
         return _Marked("deque", [value.maxlen, [copy(item) for item in value]])
     pairs = [[copy(key), copy(item)] for key, item in value.items()]
-    return _Marked(kind.__name__, [_factory_name(value), pairs] if kind is defaultdict else pairs)
+    return _Marked(kind.__name__, [factory_name(value), pairs] if kind is defaultdict else pairs)
 
 
 def with_types(value: Any, where: str) -> Any:
@@ -93,7 +93,7 @@ def with_types(value: Any, where: str) -> Any:
         where: its name, for the log.
     """
     kind = type(value)
-    if kind in _TYPED and not (kind is defaultdict and _factory_name(value) == ""):
+    if kind in _TYPED and not (kind is defaultdict and factory_name(value) == ""):
         typed = _typed(value, lambda item: with_types(item, where))
         held = with_types(vars(value), where) if kind is OrderedDict else {}  # the _metadata of a module's state
         return _Marked("attributes", [typed, held]) if held else typed
@@ -119,16 +119,11 @@ def _unnamed() -> Any:
     raise NotSerialisable("what this defaultdict makes is not known from the checkpoint")
 
 
-def _factory_name(value: defaultdict[Any, Any]) -> str | None:
+def factory_name(value: defaultdict[Any, Any]) -> str | None:
     """Return the name of what a ``defaultdict`` makes; empty where a checkpoint cannot name it."""
     if value.default_factory is None:
         return None
     return next((name for name, kind in _FACTORIES.items() if kind is value.default_factory), "")
-
-
-def has_same_factory(live: defaultdict[Any, Any], saved: defaultdict[Any, Any]) -> bool:
-    """Return whether a live ``defaultdict`` makes what a decoded one does, as far as a checkpoint can say."""
-    return _factory_name(live) == _factory_name(saved)
 
 
 def require_named(saved: Any) -> Any:

@@ -77,12 +77,8 @@ class Record:
 
     def to_tree(self) -> dict[str, Any]:
         """Return the record as a tree, with the names that it has on disk."""
-        return {name: tree_of(value) for name, value in self.values_on_disk().items()}
-
-    def values_on_disk(self) -> dict[str, Any]:
-        """Return the values by the names that they have on disk."""
         values = vars(self)
-        return {stored: values[name] for name, stored, _, _ in _fields(cast("Any", type(self)))}
+        return {stored: tree_of(values[name]) for name, stored, _, _ in _fields(cast("Any", type(self)))}
 
     @classmethod
     def from_tree(cls: type[R], tree: Mapping[str, Any], source: Source, where: str = "") -> R:

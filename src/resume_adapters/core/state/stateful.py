@@ -48,6 +48,28 @@ def is_stateful(thing: Any) -> TypeGuard[Stateful]:
     return hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
 
 
+def load_state(thing: Stateful, saved: Any) -> None:
+    """Restore what a thing's ``state_dict()`` returned.
+
+    A module may hold one that names its tensors in a way of its own or leaves some out, which torch asks when it saves
+    and not when it loads: such a one gets them by the names that they have now.
+    """
+    import torch
+
+    try:
+        thing.load_state_dict(saved)
+    except RuntimeError:
+        if not isinstance(thing, torch.nn.Module) or _shapes(thing.state_dict()) != _shapes(saved):
+            raise
+        for name, each in thing.state_dict().items():
+            if hasattr(each, "shape"):
+                fill(each, saved[name])
+
+
+def _shapes(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: getattr(each, "shape", None) for name, each in state.items()}
+
+
 class StaticState:
     """A part whose state is a fixed tree: it is saved, and read where it is needed.
 
@@ -133,7 +155,7 @@ class StatefulGroup:
         self._announce(saved)
         for name, each in self._named.items():
             if name in saved:
-                each.load_state_dict(saved[name])
+                load_state(each, saved[name])
 
 
 def named_parts(parts: dict[str, Any]) -> dict[str, Stateful]:
