@@ -220,6 +220,7 @@ DEFAULTS: dict[str, Any] = {
     "optimizer": "AdamW",
     "frozen": False,
     "asks_at": None,
+    "own_saves": (),
     "left_at": None,
     "load": None,
     "wrapped": True,
@@ -395,6 +396,8 @@ class Job:
         if step == CONFIG["asks_at"] and not synced:
             run.save()
         if synced:
+            if run.global_step in CONFIG["own_saves"]:
+                self.accelerator.save_state()
             event("step_end", run.global_step)
 
     def losses(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -311,6 +311,17 @@ def test_automatic_naming_never_meets_its_own_directories(bench: contract.Bench,
     assert contract.committed(tmp_path / RUN) == {"checkpoint_3": 20, "checkpoint_4": 21}
 
 
+def test_a_save_that_the_script_asks_accelerate_for_is_a_checkpoint_of_the_run(
+    bench: contract.Bench, reference: Any, tmp_path: Path
+) -> None:
+    """With automatic naming; by itself it ended at `total_limit`, and in a resumed launch at its own directories."""
+    config = {"naming": True, "limit": 2, "save_every": 10, "own_saves": [4, 13, 16]}
+    assert bench.run(tmp_path, {**config, "kill": KILL}).killed
+    assert contract.committed(tmp_path / RUN) == {"checkpoint_2": 13, "checkpoint_3": 16}
+    contract.resumed_equals_uninterrupted(bench, tmp_path, config, reference(config))
+    assert contract.committed(tmp_path / RUN) == {"checkpoint_4": 20, "checkpoint_5": 21}
+
+
 def test_a_run_under_way_is_taken_over(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     """The package is added to a run that bare Accelerate began: its whole checkpoint is taken, a torn one is not."""
     config = {"loader": {"use_seedable_sampler": True}}

@@ -106,4 +106,6 @@ def register_for_resume(
     each_epoch = options.cadence() is None
     framework = AccelerateFramework(accelerator, directory)
     run = new_run(directory, framework, options, keep=KeepLast(config.total_limit) if config.total_limit else None)
-    return ResumableLoop(framework, run, options, each_epoch=each_epoch)
+    loop = ResumableLoop(framework, run, options, each_epoch=each_epoch)
+    framework.answer_saves(loop.save)
+    return loop

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from resume_adapters.core.loop.loader import LoopLoader
 from resume_adapters.core.loop.registered import RegisteredObjects
 from resume_adapters.core.observed.paths import is_module
 from resume_adapters.core.observed.walk import Subjects
-from resume_adapters.core.patching import replaced
+from resume_adapters.core.patching import replaced, wrapped
 from resume_adapters.core.saving.staging import StagingOptions
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.framework import ForkState, FrameworkFacts
@@ -69,6 +69,7 @@ class AccelerateFramework(LoopFramework):
 
     def __init__(self, accelerator: Any, run_directory: Path) -> None:
         self.accelerator = accelerator
+        self._directory = run_directory
         self.registered: list[Any] = accelerator._custom_objects  # seam: accelerate 1.15
         self._registered = RegisteredObjects(self.registered)
         self._saved_accumulation = int(accelerator.gradient_accumulation_steps)
@@ -176,6 +177,22 @@ class AccelerateFramework(LoopFramework):
                 stack.enter_context(replaced(accelerator, "_dataloaders", []))  # seam: accelerate 1.15
             stack.enter_context(self._strategy.writing())
             accelerator.save_state(str(directory))
+
+    def answer_saves(self, save: Callable[[], None]) -> None:
+        """Take a checkpoint where the script asks for one that Accelerate would name, and prune, by itself.
+
+        It would remove what it has not written, and end at a number that was used after the step a run resumes from.
+        """
+        config = self.accelerator.project_configuration
+
+        def answer(native: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+            if not config.automatic_checkpoint_naming:
+                return native(*arguments, **keywords)
+            save()
+            return str(self._directory / f"checkpoint_{config.iteration}")
+
+        self._answering = wrapped(self.accelerator, "save_state", answer)
+        self._answering.__enter__()  # for good: after the end there is nothing left to save
 
     def staging(self, stage: Stage) -> StagingOptions:
         """Return what there is to know to copy a save."""
@@ -288,26 +305,17 @@ class AccelerateFramework(LoopFramework):
     def settings(self) -> LaunchSettings:
         """Return what the accelerator, the optimizers and the models were given."""
         accelerator, strategy = self.accelerator, self._strategy
-        given = {name: getattr(accelerator, name) for name in _ARGUMENTS}
-        is_fixed = accelerator.distributed_type != DistributedType.DEEPSPEED
-        return read_settings(
-            {**given, **strategy.arguments()},
-            strategy.optimizers,
-            strategy.schedulers,
-            strategy.models,
-            is_fixed=is_fixed,
-        )
+        given = {**{name: getattr(accelerator, name) for name in _ARGUMENTS}, **strategy.arguments()}
+        trained = strategy.optimizers, strategy.schedulers, strategy.models
+        return read_settings(given, *trained, is_fixed=accelerator.distributed_type != DistributedType.DEEPSPEED)
 
     def describe(self) -> Sequence[PartEntry]:
         """Return an entry for each part that Accelerate saves."""
         strategy = self._strategy
+        kinds = {"model": strategy.models, "optimizer": strategy.optimizers, "scheduler": strategy.schedulers}
         found = [
             PartEntry(kind, "framework", f"{len(prepared)} prepared, by save_state")
-            for kind, prepared in (
-                ("model", strategy.models),
-                ("optimizer", strategy.optimizers),
-                ("scheduler", strategy.schedulers),
-            )
+            for kind, prepared in kinds.items()
             if prepared
         ]
         if strategy.has_lost_buckets():

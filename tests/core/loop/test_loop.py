@@ -423,3 +423,12 @@ def test_a_save_that_is_asked_for_comes_when_the_body_has_ended(tmp_path: Path) 
         launch.loop.save("before anything")
         launch._plain(launch.loader())
     assert reasons(tmp_path) == {0: "before anything", 5: "by hand", 18: "finished"}
+
+
+def test_nothing_is_saved_for_a_run_that_has_not_begun_or_has_ended(tmp_path: Path) -> None:
+    launch = Launch(tmp_path, save_every=100)
+    launch.loop.save("before the run owns its directory")
+    with launch.loop:
+        launch._plain(launch.loader())
+    launch.loop.save("after the end")
+    assert reasons(tmp_path) == {18: "finished"}

@@ -22,7 +22,6 @@ from resume_adapters.core.loop.guard import LoopGuard
 from resume_adapters.core.loop.loader import Batches, LoopLoader
 from resume_adapters.core.loop.windows import other_window
 from resume_adapters.core.run.run import ResumableRun
-from resume_adapters.core.run.step_control import GO_ON
 from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.session.finished import Extent
 from resume_adapters.core.session.options import ResumeOptions
@@ -347,10 +346,8 @@ class ResumableLoop:
             trace.set_grad_norm(self._framework.grad_norm())
         self.global_step += 1
         decision = self._session.end_step(self.global_step, self._fraction(), self._extent.steps)
-        if decision is not GO_ON:
-            self._due = self._due or decision.save or decision.stop
-            self._is_due_in_memory = self._is_due_in_memory or decision.save_to_memory
-        self._due = self._due or self._is_through()
+        self._due = self._due or decision.save or decision.stop or self._is_through()
+        self._is_due_in_memory = self._is_due_in_memory or decision.save_to_memory
         if not self._is_in_body or passes.ahead.is_prefetching:  # then the next batch is asked for anywhere in the body
             self._end_of_body()
 
@@ -372,7 +369,7 @@ class ResumableLoop:
     # ---- Saving
 
     def save(self, reason: str = "requested") -> None:
-        """Save a checkpoint when the body of the loop ends; outside of it, now.
+        """Save a checkpoint when the body of the loop ends; outside of it, now; nothing before or after the loop.
 
         While gradients are accumulated it is saved after the step that uses them. Every rank calls it.
 
@@ -382,6 +379,8 @@ class ResumableLoop:
         Raises:
             UnsupportedSetting: another rank has gone on without, as where it is called below ``if rank == 0``.
         """
+        if self._closed or self._resumed is None:
+            return
         self._is_asked = True
         self._session.set_reason(reason)
         if not self._is_in_body:
