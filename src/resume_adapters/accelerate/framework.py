@@ -27,7 +27,7 @@ from resume_adapters.core.loop.loader import LoopLoader
 from resume_adapters.core.loop.registered import RegisteredObjects
 from resume_adapters.core.observed.paths import is_module
 from resume_adapters.core.observed.walk import Subjects
-from resume_adapters.core.patching import replaced, wrapped
+from resume_adapters.core.patching import replaced, wrap_for_good
 from resume_adapters.core.saving.staging import StagingOptions
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.framework import ForkState, FrameworkFacts
@@ -191,8 +191,7 @@ class AccelerateFramework(LoopFramework):
             save()
             return str(self._directory / f"checkpoint_{config.iteration}")
 
-        self._answering = wrapped(self.accelerator, "save_state", answer)
-        self._answering.__enter__()  # for good: after the end there is nothing left to save
+        wrap_for_good(self.accelerator, "save_state", answer)  # after the end nothing is left to save
 
     def staging(self, stage: Stage) -> StagingOptions:
         """Return what there is to know to copy a save."""

@@ -42,6 +42,12 @@ def wrapped(owner: Any, name: str, function: Callable[..., Any]) -> contextlib.A
     return replaced(owner, name, _Wrapper(function, former))
 
 
+def wrap_for_good(owner: Any, name: str, function: Callable[..., Any]) -> None:
+    """Wrap a method of an object as :func:`wrapped` does, in place of what was wrapped around it before."""
+    former = getattr(owner, name)
+    setattr(owner, name, _Wrapper(function, former._former if isinstance(former, _Wrapper) else former))
+
+
 class _Wrapper:
     """A method of an object while it is wrapped.
 
@@ -102,10 +108,9 @@ def unchanged_copy(owner: Any) -> Any:
         former = value
         while isinstance(former, _Wrapper | _Override):
             former = former._former if isinstance(former, _Wrapper) else former.args[-1]
-        if former is value:
-            continue
-        delattr(made, name)
-        function = getattr(former, "__func__", former)
-        if getattr(type(owner), name, None) is not function:
-            setattr(made, name, types.MethodType(function, made) if hasattr(former, "__self__") else former)
+        if former is not value:
+            delattr(made, name)
+            function = getattr(former, "__func__", former)
+            if getattr(type(owner), name, None) is not function:
+                setattr(made, name, types.MethodType(function, made) if hasattr(former, "__self__") else former)
     return made

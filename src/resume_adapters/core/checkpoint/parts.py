@@ -22,7 +22,7 @@ from resume_adapters.core.state.comparison import verify_equal
 from resume_adapters.core.state.records import Record, Source
 from resume_adapters.core.state.rng import GeneratorState
 from resume_adapters.core.state.safetensors_file import safetensors_bytes
-from resume_adapters.core.state.stateful import Stateful, StatefulGroup, load_state
+from resume_adapters.core.state.stateful import Stateful, StatefulGroup, restore_state
 from resume_adapters.core.storage.base import Storage
 from resume_adapters.errors import CheckpointDamaged, StateMismatch
 
@@ -163,7 +163,7 @@ class CheckpointReader:
             saved = self.part(name)
             if saved is not None:
                 self._require_same_objects(name, part, saved)
-                load_state(part, _of_part(part, saved))
+                restore_state(part, _of_part(part, saved))
             elif self._checkpoint.manifest is not None and name != SCALER:
                 raise self._lacks(name)
 

@@ -164,7 +164,7 @@ def _loaded() -> dict[str, Any]:
 
     known: Any = _weights_only_unpickler  # seam: torch 2.6 to 2.13: its two lists
     every = {**known._get_user_allowed_globals(), **known._get_allowed_globals()}
-    containers = {each for each in every.values() if isinstance(each, type) and issubclass(each, _CONTAINERS)}
+    containers = [each for each in every.values() if isinstance(each, type) and issubclass(each, _CONTAINERS)]
     return {name: each for name, each in every.items() if each in _FILLED or each not in containers}
 
 

@@ -48,7 +48,7 @@ def is_stateful(thing: Any) -> TypeGuard[Stateful]:
     return hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
 
 
-def load_state(thing: Stateful, saved: Any) -> None:
+def restore_state(thing: Stateful, saved: Any) -> None:
     """Restore what a thing's ``state_dict()`` returned.
 
     A module may hold one that names its tensors in a way of its own or leaves some out, which torch asks when it saves
@@ -155,7 +155,7 @@ class StatefulGroup:
         self._announce(saved)
         for name, each in self._named.items():
             if name in saved:
-                load_state(each, saved[name])
+                restore_state(each, saved[name])
 
 
 def named_parts(parts: dict[str, Any]) -> dict[str, Stateful]:
