@@ -237,6 +237,20 @@ class ByRange(Launch):
             for _ in range(1):
                 self._step(batch)
 
+    def _from_a_variable(self, batches: Iterator[Any], count: int, _: Any) -> None:
+        first = self.loop.resume().batches
+        for _ in enumerate(range(first, count)):
+            self._step(next(batches))
+
+    def _from_another(self, batches: Iterator[Any], count: int, _: Any) -> None:
+        zero = 0
+        for _ in range(zero, count):
+            self._step(next(batches))
+
+    def _from_one(self, batches: Iterator[Any], count: int, _: Any) -> None:
+        for _ in enumerate(range(1, count + 1)):
+            self._step(next(batches))
+
     def _from_the_run(self, batches: Iterator[Any], count: int, _: Any) -> None:
         for _ in range(self.loop.resume().batches, count):
             self._step(next(batches))
@@ -244,7 +258,10 @@ class ByRange(Launch):
 
 @pytest.mark.parametrize(
     ("kind", "is_said"),
-    [("plainly", True), ("one_by_one", True), ("in_parts", False), ("from_the_run", False), ("external", False)],
+    [
+        *(("plainly", True), ("one_by_one", True), ("from_one", True), ("from_another", True)),
+        *(("in_parts", False), ("from_the_run", False), ("from_a_variable", False), ("external", False)),
+    ],
 )
 def test_a_loop_over_a_range_within_an_epoch_is_said(
     tmp_path: Path, kind: str, is_said: bool, caplog: pytest.LogCaptureFixture

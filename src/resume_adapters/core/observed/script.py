@@ -10,6 +10,7 @@ import functools
 import gc
 import itertools
 import linecache
+import re
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
@@ -118,16 +119,17 @@ def _of_the_run_in(file: str) -> frozenset[str]:
 
 def is_within_range(places: list[Place]) -> bool:
     """Return whether the script is in a loop over ``range()``, which starts at 0 in a resumed epoch."""
-    loops = [each for place in places for each in reversed(loops_around(scope_of(place.code), place.line))]
-    around = [each for each in loops if isinstance(each, ast.For)]
+    around = over(itertools.chain(*(reversed(loops_around(scope_of(at.code), at.line)) for at in places)))
     inner = list(itertools.takewhile(lambda each: not over([each], EPOCHS), around))
-    return 0 < len(inner) < len(around) and over(inner, ("range(",)) == inner and not over(inner, (".batches",))
+    names = "|".join(map(re.escape, of_the_run(places))) or "(?!)"
+    told = re.compile(rf"\.batches|range\([^,()]*\b({names})\b[^,()]*,")  # from where the run is, or a variable says
+    is_told = any(told.search(ast.unparse(each.iter)) for each in inner)
+    return 0 < len(inner) < len(around) and over(inner, ("range(",)) == inner and not is_told
 
 
-def over(loops: Iterable[ast.For | ast.While], words: tuple[str, ...]) -> list[ast.For]:
-    """Return the loops over something whose source has one of some words."""
-    heads = [(each, ast.unparse(each.iter)) for each in loops if isinstance(each, ast.For)]
-    return [each for each, head in heads if any(word in head for word in words)]
+def over(loops: Iterable[ast.For | ast.While], words: tuple[str, ...] = ("",)) -> list[ast.For]:
+    """Return the loops over something whose source has one of some words; by default those over anything."""
+    return [one for one in loops if isinstance(one, ast.For) and any(word in ast.unparse(one.iter) for word in words)]
 
 
 def _is_of_script(file: str) -> bool:
@@ -289,7 +291,8 @@ def assignments(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
 def _is_carried(loop: ast.For | ast.While, name: str) -> bool:
     """Return whether the body of a loop changes a variable, and reads what the iteration before has left in it."""
     nodes = list(within(loop))
-    if any(_is_advance(node, name) for node in nodes):
+    calls = [ast.unparse(node) for node in nodes if isinstance(node, ast.Call)]
+    if any(each.startswith((f"next({name})", f"next({name},")) for each in calls):
         return True
     if not any(name in _stored(node) for node in nodes):
         return False
@@ -299,11 +302,6 @@ def _is_carried(loop: ast.For | ast.While, name: str) -> bool:
         if assigned is not None:
             given.update(node for node in ast.walk(inner) if not _comes_before(node, assigned))
     return any(_is_read(node, name) for node in nodes if node not in given)
-
-
-def _is_advance(node: ast.AST, name: str) -> bool:
-    """Return whether a node takes the next of an iterator."""
-    return isinstance(node, ast.Call) and ast.unparse(node).startswith((f"next({name})", f"next({name},"))
 
 
 def _stored(node: ast.AST) -> list[str]:
