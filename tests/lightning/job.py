@@ -359,6 +359,7 @@ DEFAULTS: dict[str, Any] = {
     "hyperparameters": {},
     "odd_hyperparameters": False,
     "checkpoints": [{}],
+    "late_removal": False,
     "logger": False,
     "trackers": False,
     "io": True,
@@ -621,12 +622,30 @@ def callbacks(model: Model, train: Any) -> list[Any]:
     for options in CONFIG["checkpoints"]:
         place = {} if CONFIG["logger"] == "placeless" else {"dirpath": "out"}
         defaults = {**place, "every_n_train_steps": 5, "save_top_k": -1}
-        found.append(ModelCheckpoint(**{**defaults, **options}))
+        kind = LateCheckpoint if CONFIG["late_removal"] else ModelCheckpoint
+        found.append(kind(**{**defaults, **options}))
     if not CONFIG["bare"] and not CONFIG["callback_off"]:
         found.append(resume_callback(model, train))
     # ModelCheckpoints go to the end of the list, so this does only by being one.
     found += [_Last(CONFIG[name]["event"]) for name in ("kill", "send", "fail", "hold_writes") if CONFIG[name]]
     return found
+
+
+class LateCheckpoint(ModelCheckpoint):
+    """On all ranks but the first, it removes a checkpoint when a commit may have pruned it."""
+
+    def _remove_checkpoint(self, trainer: pl.Trainer, filepath: str) -> None:
+        strategy: Any = trainer.strategy
+        native = strategy.broadcast
+
+        def late(*given: Any) -> Any:
+            found = native(*given)
+            time.sleep(0 if trainer.is_global_zero else 0.5)
+            return found
+
+        strategy.broadcast = late
+        super()._remove_checkpoint(trainer, filepath)
+        del strategy.broadcast
 
 
 class _Last(Striking, pl.callbacks.Checkpoint):

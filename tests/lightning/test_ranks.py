@@ -102,6 +102,14 @@ def test_ranks_that_log_other_metrics_save_under_the_names_of_rank_zero(bench: c
     assert len(names_of_ranks) == 3 and len(set(names_of_ranks)) == 1
 
 
+def test_a_rank_that_removes_late_prunes_with_the_others(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    """What it finds on the disk then is not what the first rank found; both must do the same."""
+    config = {"checkpoints": [{"save_top_k": 1}]}
+    late = contract.uninterrupted(bench, tmp_path, {**config, "late_removal": True}, ranks=2)
+    contract.require_same_end(late, reference(config, 2))
+    assert len(contract.committed(tmp_path / "out")) <= 2
+
+
 @pytest.mark.thorough
 @contract.needs_own_disks
 def test_nodes_with_disks_of_their_own_resume_from_what_both_have(

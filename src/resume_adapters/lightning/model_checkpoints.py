@@ -117,9 +117,7 @@ def wanted(trainer: Any) -> frozenset[str]:
     """Return the names of the checkpoints that a ModelCheckpoint removes when it wants them no longer."""
     paths: set[str] = set()
     for each in saving(trainer):
-        paths |= {each.last_model_path, *each.best_k_models}
-        if each.save_top_k == 1:
-            paths.add(each.best_model_path)
+        paths |= {each.last_model_path, *each.best_k_models, each.best_model_path if each.save_top_k == 1 else ""}
     return frozenset(Path(path).name for path in paths if path)
 
 

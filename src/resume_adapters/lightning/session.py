@@ -546,14 +546,17 @@ class FitSession:
         if not model_checkpoints.may_have_saved(self._trainer, str(filepath)):
             logger.warning("%s is not removed: no ModelCheckpoint of this training saves there.", filepath)
             return
-        path = Path(os.path.abspath(filepath))
+        path, storage = Path(os.path.abspath(filepath)), self.run.storage
         is_inside = files.is_same(path.parent, self.run.directory)
-        if is_inside and self._trainer.strategy.broadcast(self.run.storage.is_link(path)):
+        # Rank zero says it for all: a commit may have pruned it when another rank looks, which would not prune then.
+        found = storage.is_link(path), state_of(storage, path)
+        is_link, state = self._trainer.strategy.broadcast(found) if is_inside else (False, None)
+        if is_link:
             # Lightning would leave a dangling one, and it protects what it points to.
             if self.run.storage_group.is_leader:
                 with contextlib.suppress(FileNotFoundError):
-                    self.run.storage.remove_file(path)
-        elif is_inside and state_of(self.run.storage, path) in (CheckpointState.COMMITTED, CheckpointState.PENDING):
+                    storage.remove_file(path)
+        elif state in (CheckpointState.COMMITTED, CheckpointState.PENDING):
             self._unwanted.add(path.name)
         else:
             native(filepath)
