@@ -181,7 +181,8 @@ class AccelerateFramework(LoopFramework):
     def answer_saves(self, save: Callable[[], None]) -> None:
         """Take a checkpoint where the script asks for one that Accelerate would name, and prune, by itself.
 
-        It would remove what it has not written, and end at a number that was used after the step a run resumes from.
+        Accelerate would remove what it has not written, and end at a number that was used after the step that a run
+        resumes from.
         """
         config = self.accelerator.project_configuration
 

@@ -104,13 +104,12 @@ def unchanged_copy(owner: Any) -> Any:
     Those that the object had of its own are bound to the copy.
     """
     made = copy.copy(owner)
-    for name, value in list(vars(made).items()):
-        former = value
+    held: dict[str, Any] = {name: each for name, each in vars(made).items() if isinstance(each, _Wrapper | _Override)}
+    for name, former in held.items():
         while isinstance(former, _Wrapper | _Override):
             former = former._former if isinstance(former, _Wrapper) else former.args[-1]
-        if former is not value:
-            delattr(made, name)
-            function = getattr(former, "__func__", former)
-            if getattr(type(owner), name, None) is not function:
-                setattr(made, name, types.MethodType(function, made) if hasattr(former, "__self__") else former)
+        delattr(made, name)
+        function = getattr(former, "__func__", former)
+        if getattr(type(owner), name, None) is not function:
+            setattr(made, name, types.MethodType(function, made) if hasattr(former, "__self__") else former)
     return made

@@ -547,10 +547,10 @@ class FitSession:
             logger.warning("%s is not removed: no ModelCheckpoint of this training saves there.", filepath)
             return
         path, storage = Path(os.path.abspath(filepath)), self.run.storage
-        is_inside = files.is_same(path.parent, self.run.directory)
-        # Rank zero says it for all: a commit may have pruned it when another rank looks, which would not prune then.
-        found = storage.is_link(path), state_of(storage, path)
-        is_link, state = self._trainer.strategy.broadcast(found) if is_inside else (False, None)
+        is_link, state = False, CheckpointState.FOREIGN
+        if files.is_same(path.parent, self.run.directory):
+            # Rank zero says it for all: a commit may have pruned it when another rank looks, which then would not prune
+            is_link, state = self._trainer.strategy.broadcast((storage.is_link(path), state_of(storage, path)))
         if is_link:
             # Lightning would leave a dangling one, and it protects what it points to.
             if self.run.storage_group.is_leader:

@@ -292,7 +292,7 @@ def _is_carried(loop: ast.For | ast.While, name: str) -> bool:
     """Return whether the body of a loop changes a variable, and reads what the iteration before has left in it."""
     nodes = list(within(loop))
     calls = [ast.unparse(node) for node in nodes if isinstance(node, ast.Call)]
-    if any(each.startswith((f"next({name})", f"next({name},")) for each in calls):
+    if any(each.startswith((f"next({name})", f"next({name},")) for each in calls):  # it takes the next of an iterator
         return True
     if not any(name in _stored(node) for node in nodes):
         return False

@@ -164,8 +164,11 @@ def _loaded() -> dict[str, Any]:
 
     known: Any = _weights_only_unpickler  # seam: torch 2.6 to 2.13: its two lists
     every = {**known._get_user_allowed_globals(), **known._get_allowed_globals()}
-    containers = [each for each in every.values() if isinstance(each, type) and issubclass(each, _CONTAINERS)]
-    return {name: each for name, each in every.items() if each in _FILLED or each not in containers}
+    return {name: each for name, each in every.items() if each in _FILLED or not _is_container(each)}
+
+
+def _is_container(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, _CONTAINERS)
 
 
 def _of_python_3(module: str, name: str) -> str:
