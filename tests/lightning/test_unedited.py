@@ -7,6 +7,7 @@ import inspect
 import os
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,16 @@ def test_a_killed_script_resumes_and_equals_one_that_was_not_killed(tmp_path: Pa
     reference, done = bare_and_resumed(tmp_path, "--keep-last", "1", package=package, script=script)
     assert "Resuming from" in done.stderr and "step=8.ckpt" in done.stderr and "No Trainer" not in done.stderr
     assert done.stdout.splitlines()[-1] == reference.stdout.splitlines()[-1]
+
+
+@pytest.mark.thorough
+def test_ranks_that_their_trainer_spawns_are_not_told_that_they_have_none(tmp_path: Path) -> None:
+    """Their Trainer is unpickled: none was made in their process."""
+    front, back = SCRIPT.replace("logger=False", 'logger=False, strategy="ddp_spawn", devices=2').split("pl.seed")
+    script = front + 'if __name__ == "__main__":\n' + textwrap.indent(f"pl.seed{back}", "    ")
+    done = launch(tmp_path, sys.executable, "-m", "resume_adapters.cli", "run", script=script)
+    assert done.returncode == 0 and "step=4.ckpt saved" in done.stderr, done.stderr
+    assert "No Trainer" not in done.stderr, done.stderr
 
 
 WITHOUT_THE_STATE = {

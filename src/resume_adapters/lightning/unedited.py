@@ -42,6 +42,7 @@ class CallbackOfEnvironment(ResumeCallback):
         if self._is_set_up:
             self._is_set_up = False
             return
+        trainer_was_made()  # here too: a process that was spawned for it has unpickled its trainer
         if isinstance(trainer, pl.Trainer) and not saving(trainer):
             if stage != "fit":
                 return
