@@ -41,8 +41,7 @@ class FitData:
         context = self._session.context
         if point.in_epoch and self._held.get(number) == loader.passes and context is not None:
             saved = context.rank_state.loaders[number]  # restored to the end of its pass, it has begun no other
-            of_pass = {"consumed": saved.position.consumed, "start": saved.position.start}
-            position = replace(loader.position_between(), **of_pass)
+            position = replace(loader.position_between(), consumed=saved.position.consumed, start=saved.position.start)
             return self._session.loaders.state(loader, position, saved.consumed, self._global_batch(loader))
         # A loader at its end, where another goes on, gave nothing to the batch that was fetched ahead.
         used = loader.fetched - (0 if loader.exhausted else self._loops.fetched_ahead)
