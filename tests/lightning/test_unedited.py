@@ -93,14 +93,28 @@ def test_a_killed_script_resumes_and_equals_one_that_was_not_killed(tmp_path: Pa
     assert done.stdout.splitlines()[-1] == reference.stdout.splitlines()[-1]
 
 
+WRITER = """from lightning.pytorch.cli import SaveConfigCallback
+
+
+class Parser:
+    def save(self, config, path, **more):
+        open(path, "w").write(config)
+
+
+if __name__ == "__main__":
+"""
+
+
 @pytest.mark.thorough
-def test_ranks_that_their_trainer_spawns_are_not_told_that_they_have_none(tmp_path: Path) -> None:
-    """Their Trainer is unpickled: none was made in their process."""
-    front, back = SCRIPT.replace("logger=False", 'logger=False, strategy="ddp_spawn", devices=2').split("pl.seed")
-    script = front + 'if __name__ == "__main__":\n' + textwrap.indent(f"pl.seed{back}", "    ")
-    done = launch(tmp_path, sys.executable, "-m", "resume_adapters.cli", "run", script=script)
-    assert done.returncode == 0 and "step=4.ckpt saved" in done.stderr, done.stderr
-    assert "No Trainer" not in done.stderr, done.stderr
+def test_ranks_that_their_trainer_spawns_resume_as_others(tmp_path: Path) -> None:
+    """They unpickle trainer and callbacks, where none is made. A relaunch finds the config of LightningCLI."""
+    spawning = SCRIPT.replace("logger=False", 'logger=False, strategy="ddp_spawn", devices=2')
+    writing = spawning.replace("[saving]", "[saving, SaveConfigCallback(Parser(), 'lr: 1')]")
+    front, back = writing.replace("max_epochs=2", 'max_epochs=int(os.environ["EPOCHS"])').split("pl.seed")
+    script = front + WRITER + textwrap.indent(f"pl.seed{back}", "    ")
+    for epochs, said in {"1": "step=4.ckpt saved", "2": "step=4.ckpt resumed"}.items():
+        done = launch(tmp_path, sys.executable, "-m", "resume_adapters.cli", "run", script=script, EPOCHS=epochs)
+        assert done.returncode == 0 and said in done.stderr and "No Trainer" not in done.stderr, done.stderr
 
 
 WITHOUT_THE_STATE = {

@@ -32,17 +32,21 @@ class CallbackOfEnvironment(ResumeCallback):
     _is_set_up = False
 
     def __init__(self) -> None:
-        trainer_was_made()
         self._given = options_of_environment()
         super().__init__(**self._given)
         self._undo = contextlib.ExitStack()
+        _begin(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Begin in a process that was spawned for the trainer, too: there both are unpickled."""
+        self.__dict__.update(state)
+        _begin(self)
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Warn where no ModelCheckpoint saves the whole state, or where options have no effect; else as the base."""
         if self._is_set_up:
             self._is_set_up = False
             return
-        trainer_was_made()  # here too: a process that was spawned for it has unpickled its trainer
         if isinstance(trainer, pl.Trainer) and not saving(trainer):
             if stage != "fit":
                 return
@@ -85,15 +89,9 @@ class CallbackOfEnvironment(ResumeCallback):
         self._undo.close()
 
 
-def callbacks() -> list[Any]:
-    """Return the callbacks that a Trainer gets which is being made."""
-    callback = CallbackOfEnvironment()
-    _come_before_configs(callback)
-    return [callback]
-
-
-def _come_before_configs(callback: CallbackOfEnvironment) -> None:
+def _begin(callback: CallbackOfEnvironment) -> None:
     """Move a callback before that of LightningCLI, which refuses a directory with a config, until the fit ends."""
+    trainer_was_made()
     # LightningCLI writes the config once: a second fit of the trainer finds it written.
     cli: Any = sys.modules.get(f"{pl.__name__}.cli")
     if cli is None:
