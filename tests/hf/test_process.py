@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import gc
 import json
+import random
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -600,6 +601,19 @@ def test_a_script_that_trains_on_by_itself_is_not_warned_once_its_run_has_finish
             optimizer.step()
         assert "neither saves with ResumeCallback" not in caplog.text
     assert "This run finished at step 2" in caplog.text
+
+
+@pytest.mark.parametrize("often", ["epoch", "steps"])
+def test_a_finished_run_leaves_what_its_training_had_left(tmp_path: Path, often: str) -> None:
+    """A script reads the log, or draws for what it trains next."""
+    left: list[Any] = []
+    for _ in range(2):
+        finished._FINISHED.clear()
+        made = trainer(tmp_path, eval_strategy=often, eval_steps=2, save_strategy=often)
+        output = made.train()
+        left.append((made.state.log_history, output, torch.rand(1), np.random.rand(), random.random()))
+    assert left[0] == left[1]
+    assert ["eval_loss" in left[0][0][-2], "train_loss" in left[0][0][-1]] == [True, True]
 
 
 def test_a_callback_that_never_trained_leaves_no_hook(tmp_path: Path) -> None:

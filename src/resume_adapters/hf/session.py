@@ -495,6 +495,8 @@ class TrainerSession:
         )
         loss = former.result.get("train_loss")
         metrics: dict[str, Any] = {**former.result}
+        last = {"total_flos": trainer.state.total_flos, "step": former.step}
+        trainer.state.log_history.append({**metrics, **last})  # as _finalize_training, which logs it as well
         return TrainOutput(former.step, math.nan if loss is None else loss, metrics)
 
     def close(self) -> None:
