@@ -117,7 +117,8 @@ def wanted(trainer: Any) -> frozenset[str]:
     """Return the names of the checkpoints that a ModelCheckpoint removes when it wants them no longer."""
     paths: set[str] = set()
     for each in saving(trainer):
-        paths |= {each.last_model_path, *each.best_k_models, each.best_model_path if each.save_top_k == 1 else ""}
+        paths |= {each.last_model_path, *each.best_k_models}
+        paths |= {each.best_model_path} if each.save_top_k == 1 else set()
     return frozenset(Path(path).name for path in paths if path)
 
 

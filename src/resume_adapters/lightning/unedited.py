@@ -90,7 +90,7 @@ class CallbackOfEnvironment(ResumeCallback):
 
 
 def _begin(callback: CallbackOfEnvironment) -> None:
-    """Note that there is a trainer. Put its callback before that of LightningCLI, which refuses to find a config."""
+    """End the watch for loops, and move a callback before LightningCLI's, which refuses a directory with a config."""
     trainer_was_made()
     # LightningCLI writes the config once: a second fit of the trainer finds it written.
     cli: Any = sys.modules.get(f"{pl.__name__}.cli")
