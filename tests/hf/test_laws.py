@@ -547,15 +547,31 @@ def test_the_bare_trainer_loads_what_was_saved(bench: contract.Bench, killed: An
 # ---- Finished runs, other starts, other settings
 
 
+EVALUATED = {"eval_strategy": "epoch"}
+"""Its last evaluation comes after the save of the last step."""
+
+
 @pytest.mark.parametrize(
-    "args", [{}, {"max_steps": 20}, {"max_steps": 20, "save_steps": 50}], ids=["epochs", "mid-epoch", "unsaved"]
+    ("ranks", "config"),
+    [
+        (1, {}),
+        (1, {"args": {"max_steps": 20}}),
+        (1, {"args": {"max_steps": 20, "save_steps": 50}}),
+        (2, {"augment": True, "args": {**EVALUATED, "ddp_backend": "gloo"}}),
+        pytest.param(
+            2,
+            {"fsdp": "SHARDED_STATE_DICT", "args": {**EVALUATED, "save_steps": 3, "remove_unused_columns": False}},
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(2, {"zero": 2, "args": {**EVALUATED, "save_steps": 3}}, marks=pytest.mark.thorough),
+    ],
+    ids=["epochs", "mid-epoch", "unsaved", "evaluated", "evaluated with FSDP", "evaluated with DeepSpeed"],
 )
 def test_a_finished_run_launched_again_does_nothing(
-    args: Any, bench: contract.Bench, reference: Any, tmp_path: Path
+    ranks: int, config: dict[str, Any], bench: contract.Bench, reference: Any, tmp_path: Path
 ) -> None:
-    config = {"args": args} if args else {}
-    same = ["weights", "global_step", "train_loss"]
-    contract.finished_does_nothing_again(bench, tmp_path, reference, config, same)
+    same = ["weights", "global_step", "train_loss", "logs", "draws"]
+    contract.finished_does_nothing_again(bench, tmp_path, reference, config, same, ranks=ranks)
 
 
 @pytest.mark.parametrize(

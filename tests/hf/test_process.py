@@ -27,6 +27,7 @@ from transformers import (
     TrainerCallback,
     TrainingArguments,
 )
+from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import TrainOutput
 
 from resume_adapters import KeepBest
@@ -603,17 +604,62 @@ def test_a_script_that_trains_on_by_itself_is_not_warned_once_its_run_has_finish
     assert "This run finished at step 2" in caplog.text
 
 
-@pytest.mark.parametrize("often", ["epoch", "steps"])
-def test_a_finished_run_leaves_what_its_training_had_left(tmp_path: Path, often: str) -> None:
+@pytest.mark.parametrize(
+    "strategies",
+    [
+        {"eval_strategy": "epoch", "save_strategy": "epoch"},
+        {"eval_strategy": "steps", "save_strategy": "steps"},
+        {"eval_strategy": "epoch", "save_strategy": "steps"},
+        {"eval_strategy": "epoch", "save_strategy": "steps", "logging_strategy": "epoch"},
+        {"eval_strategy": "epoch", "callback": {"save_every": 1}},
+    ],
+    ids=["by epochs", "by steps", "evaluated after the last save", "logged after the last save", "save_every"],
+)
+def test_a_finished_run_leaves_what_its_training_had_left(tmp_path: Path, strategies: dict[str, Any]) -> None:
     """A script reads the log, or draws for what it trains next."""
     left: list[Any] = []
-    for _ in range(2):
+    for _ in range(3):
         finished._FINISHED.clear()
-        made = trainer(tmp_path, eval_strategy=often, eval_steps=2, save_strategy=often)
+        callback = ResumeCallback(**strategies.get("callback", {}))
+        options = {"max_steps": -1, "num_train_epochs": 1, "eval_steps": 2, **strategies, "callback": callback}
+        made = trainer(tmp_path, **options)
         output = made.train()
         left.append((made.state.log_history, output, torch.rand(1), np.random.rand(), random.random()))
-    assert left[0] == left[1]
+    assert left[0] == left[1] == left[2]
     assert ["eval_loss" in left[0][0][-2], "train_loss" in left[0][0][-1]] == [True, True]
+
+
+class Evaluated(TrainerCallback, ExportableState):
+    """Counts evaluations, and saves how many there were as the trainer's callbacks do."""
+
+    def __init__(self, count: int = 0) -> None:
+        self.count = count
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.count += 1
+
+    def state(self) -> dict[str, Any]:
+        return {"args": {"count": self.count}, "attributes": {"count": self.count}}
+
+
+@pytest.mark.parametrize("steps", [8, 12], ids=["at the end of an epoch", "within an epoch"])
+def test_a_finished_run_that_trains_on_equals_a_longer_one(tmp_path: Path, steps: int) -> None:
+    """At its end it evaluates after the save of its last step: as a longer run does, or not."""
+    options = {"save_steps": 4, "eval_strategy": "epoch", "lr_scheduler_type": "constant", "logging_steps": 3}
+    found = []
+    for directory, launches in (("whole", [24]), ("longer", [steps, steps, 24])):
+        torch.manual_seed(1)
+        for last in launches:
+            finished._FINISHED.clear()
+            counted = Evaluated()
+            made = trainer(tmp_path / directory, **{**options, "max_steps": last})
+            made.add_callback(counted)
+            made.train()
+        wanted = ("step", "loss", "eval_loss")
+        rows = [{name: row[name] for name in wanted if name in row} for row in made.state.log_history]
+        found.append((rows, counted.count, [each.tolist() for each in made.model.parameters()], torch.rand(1)))
+    assert found[0] == found[1]
+    assert [row["step"] for row in found[0][0] if "eval_loss" in row] == [8, 16, 24]
 
 
 def test_a_callback_that_never_trained_leaves_no_hook(tmp_path: Path) -> None:

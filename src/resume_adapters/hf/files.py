@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.trainer_callback import ExportableState
+from transformers.trainer_callback import ExportableState, TrainerState
 
 from resume_adapters.core.checkpoint import distributed_metadata
 from resume_adapters.core.checkpoint.files import CheckpointFiles
@@ -180,8 +181,7 @@ def require_complete(trainer: Any, directory: Path, wanted: Iterable[str]) -> No
     Raises:
         UnsupportedSetting: naming the files.
     """
-    storage = LocalStorage()
-    if lacking := [name for name in wanted if not storage.is_file(directory / name)]:
+    if lacking := [name for name in wanted if not LocalStorage().is_file(directory / name)]:
         raise UnsupportedSetting(
             f"{type(trainer).__name__} has saved no {', no '.join(lacking)}, so no resume could be exact: let its own "
             "_save_checkpoint() and _save_optimizer_and_scheduler() also call the Trainer's, by super()"
@@ -246,7 +246,15 @@ def restore_callbacks(trainer: Any) -> None:
         states = (saved if isinstance(saved, list) else [saved])[-len(same) :] if saved is not None else []
         for callback, kept in zip(same, states, strict=False):
             restore_attributes(callback, kept.get("attributes", {}))
-        known[name] = [each.state() for each in same] if len(same) > 1 else same[0].state()
+    known.update(TrainerState(stateful_callbacks=exported).stateful_callbacks)
+
+
+def state_text(trainer: Any) -> str:
+    """Return what ``trainer_state.json`` would hold now; what JSON does not know, as text."""
+    trainer.state.stateful_callbacks.update(
+        TrainerState(stateful_callbacks=exported_callbacks(trainer)).stateful_callbacks
+    )
+    return json.dumps(dataclasses.asdict(trainer.state), default=str)
 
 
 def stateful_callbacks(trainer: Any) -> dict[str, Stateful]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 import transformers
 from transformers.integrations.integration_utils import TensorBoardCallback
 
+from resume_adapters.core.checkpoint import layout
 from resume_adapters.core.checkpoint.files import CheckpointFiles
 from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.checkpoint.native_files import read_native
@@ -32,6 +34,7 @@ from resume_adapters.core.session.rehearsal import NotRehearsed, copies
 from resume_adapters.core.session.settings import LaunchSettings
 from resume_adapters.core.state import safe_load
 from resume_adapters.core.state.stateful import ModuleBuffers, Stateful
+from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.hf import files, observed
 from resume_adapters.hf.records import TrainerRankState
 from resume_adapters.hf.weights import ModelWeights, has_adapters, is_replaced
@@ -126,6 +129,20 @@ class TrainerFramework(Framework):
             yield
         for each in pushed if pushes else ():
             self.trainer._push_from_checkpoint(self._under_its_name(each))  # seam: transformers 4.57 to 5.23
+
+    def saving_again(self, checkpoint: Path) -> contextlib.AbstractContextManager[None]:
+        """Return the context in which :meth:`save` takes the files of the checkpoint that it replaces."""
+        return replaced(self, "_native", functools.partial(self._take_files, checkpoint))
+
+    def _take_files(self, checkpoint: Path) -> None:
+        place = Path(self.trainer._get_output_dir(trial=None)) / checkpoint.name  # seam: as in save
+        for path, file in layout.files(LocalStorage(), checkpoint):
+            if path.parts[0] != layout.EXTRAS and self.owner_of(path) == self.trainer.args.process_index:
+                (place / path).parent.mkdir(parents=True, exist_ok=True)
+                try:
+                    os.link(file, place / path)
+                except OSError:  # not every file system has links
+                    shutil.copyfile(file, place / path)
 
     def own_values(self) -> dict[str, Any]:
         """Return what changes within a step and is saved: what a save sums over the ranks, and states of callbacks."""

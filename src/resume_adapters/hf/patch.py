@@ -140,6 +140,9 @@ def _begin_epoch(session: TrainerSession, native: Callable[..., Any], *args: Any
     return control
 
 
+_EVENTS: dict[str, Any] = {"on_train_begin": _begin_training, "on_epoch_begin": _begin_epoch, "on_save": _on_save}
+
+
 @contextlib.contextmanager
 def _resuming_trainer(trainer: Any, session: TrainerSession) -> Iterator[None]:
     """Replace a trainer's methods by those of the seams while a training call lasts."""
@@ -152,12 +155,7 @@ def _resuming_trainer(trainer: Any, session: TrainerSession) -> Iterator[None]:
                     continue
                 if callable(getattr(Trainer, name, None)) and not name.startswith("__"):
                     stack.enter_context(overridden(trainer, name, getattr(each, name)))
-        events: dict[str, Callable[..., Any]] = {
-            "on_train_begin": _begin_training,
-            "on_epoch_begin": _begin_epoch,
-            "on_save": _on_save,
-        }
-        for name, function in events.items():
+        for name, function in _EVENTS.items():
             stack.enter_context(overridden(trainer.callback_handler, name, functools.partial(function, session)))
         _MANAGED.add(managed)
         stack.callback(_MANAGED.discard, managed)

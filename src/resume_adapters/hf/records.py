@@ -72,6 +72,7 @@ class TrainerRankState(LoaderState, RankState):
             that saved it did not capture them.
         counters: what the trainer resets at the start of its loop.
         evaluation_data: what has changed on the data of each evaluation loader, by its name.
+        later_state: the trainer's state as JSON, where something was logged after its files were written.
     """
 
     epoch: int
@@ -85,6 +86,7 @@ class TrainerRankState(LoaderState, RankState):
     evaluation_loaders: list[EvaluationLoader] | None = None
     counters: TrainerCounters
     evaluation_data: dict[str, list[Any]] | None = None
+    later_state: str | None = None
 
     @property
     def loader_states(self) -> Sequence[LoaderState]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import json
 import math
 import time
 from collections.abc import Callable
@@ -96,7 +97,8 @@ class TrainerSession:
         self._initial_step = 0
         self._started = time.monotonic()
         self._replaces_cadence = cadence is not None
-        self._save_due = self._is_due_in_memory = self._saves_to_memory = False
+        self._save_due = self._is_due_in_memory = self._saves_to_memory = self._saves_again = False
+        self._logged = 0  # rows of the trainer's log that the newest checkpoint has
         self._resumed: TrainerRankState | None = None
 
     @property
@@ -143,6 +145,9 @@ class TrainerSession:
         if context is None:
             return native
         self.phase = SessionPhase.RESTORED
+        if self._resumed is not None and self._resumed.later_state is not None:
+            vars(self.trainer.state).update(json.loads(self._resumed.later_state))
+        self._logged = len(self.trainer.state.log_history)
         self._set_intervals(context, max_steps)
         self._name_best()
         files.restore_callbacks(self.trainer)
@@ -384,6 +389,7 @@ class TrainerSession:
         step = self.trainer.state.global_step
         self._keep()
         to_memory = self._saves_to_memory
+        self._logged = self._logged if to_memory else len(self.trainer.state.log_history)
         with self.framework.saving(native, pushes=not to_memory):
             self.session.save(f"checkpoint-{step}", step, self, to_memory=to_memory)
 
@@ -400,11 +406,13 @@ class TrainerSession:
     def rank_state(self) -> TrainerRankState:
         """Return what this rank saves for itself."""
         trainer, state = self.trainer, self._resumed
+        later_state = files.state_text(trainer) if self._saves_again else None
         if not self.session.has_begun and state is not None:  # an evaluation was done again: nothing else has moved
             _random_state(state).update(self.session.random_state())
             state.evaluation_workers = self.evaluation.worker_names()
             state.evaluation_loaders = self.evaluation.workers()
             state.evaluation_data = self.evaluation.changed_data()
+            state.later_state = later_state
             return state
         between_epochs, stopping = self.phase is SessionPhase.BETWEEN_EPOCHS, trainer.control.should_training_stop
         due = DueEvaluation(trainer.control.should_save) if self.evaluation.is_due else None
@@ -421,6 +429,7 @@ class TrainerSession:
             evaluation_loaders=self.evaluation.workers(),
             evaluation_data=self.evaluation.changed_data(),
             counters=self._counters(),
+            later_state=later_state,
         )
 
     def _counters(self) -> TrainerCounters:
@@ -454,12 +463,24 @@ class TrainerSession:
     # ---- Ending
 
     def save_last(self, save: Callable[[], None]) -> None:
-        """Save the last step where it is not saved."""
+        """Save the last step where it is not saved, and what the end of its epoch logged since: an evaluation, say."""
         self.load_rng()
         self.session.begin_ending()
-        if self.run.last_commit != self.trainer.state.global_step:
+        live = self.trainer.state
+        if self.run.last_commit != live.global_step:
             save()
+        elif all(self.run.ranks.gather(self._has_logged())):
+            # The trainer's own files stay those of its last save, as where nobody resumes.
+            name = f"checkpoint-{live.global_step}"
+            with replaced(self, "_saves_again", True), self.framework.saving_again(self.run.directory / name):
+                self.session.save(name, live.global_step, self)
         self.run.saver.flush()
+
+    def _has_logged(self) -> bool:
+        """Return whether a whole epoch logged more after the last save; within one, a longer run would not."""
+        state = self.rank_state()
+        assert state.position is not None, "it has been captured"
+        return state.position.ended and len(self.trainer.state.log_history) > self._logged
 
     def finish(self, native: Callable[[], Any]) -> Any:
         """Finish as the trainer does, and set the run's state to finished."""

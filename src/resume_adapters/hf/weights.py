@@ -144,7 +144,7 @@ class ModelWeights:
             if not beside and have_names_of(content, model.state_dict()):
                 load_weights(model, content, checkpoint)
             elif content and not has_own_loader:
-                self._convert(content, checkpoint)
+                load_weights(model, self._converted(content, checkpoint), checkpoint)
         if has_adapters(model) and not kept.keys() <= live.keys():
             self._has_foreign_base, live = True, _by_name(model)
         with torch.no_grad():
@@ -189,15 +189,8 @@ class ModelWeights:
         self._has_foreign_base = has_adapters(model)
         return {**{name: content[key] for name, key in keys.canonical(content).items()}, **kept}
 
-    def _convert(self, content: dict[str, Any], checkpoint: Path) -> None:
-        """Load weights through ``from_pretrained``, which reverses what ``save_pretrained`` does to names and tensors.
-
-        Raises:
-            StateMismatch: they do not fit the model.
-        """
-        load_weights(self._trainer.model, self._converted(content, checkpoint), checkpoint)
-
     def _converted(self, content: dict[str, Any], checkpoint: Path) -> dict[str, Any]:
+        """Return weights through ``from_pretrained``, which reverses what ``save_pretrained`` does to them."""
         pretrained = self._trainer.accelerator.unwrap_model(self._trainer.model, keep_torch_compile=False)
         if not isinstance(pretrained, PreTrainedModel):
             return content
