@@ -547,7 +547,7 @@ def test_the_bare_trainer_loads_what_was_saved(bench: contract.Bench, killed: An
 # ---- Finished runs, other starts, other settings
 
 
-EVALUATED = {"eval_strategy": "epoch"}
+EVALUATED_LAST = {"eval_strategy": "epoch"}
 """Its last evaluation comes after the save of the last step."""
 
 
@@ -557,13 +557,13 @@ EVALUATED = {"eval_strategy": "epoch"}
         (1, {}),
         (1, {"args": {"max_steps": 20}}),
         (1, {"args": {"max_steps": 20, "save_steps": 50}}),
-        (2, {"augment": True, "args": {**EVALUATED, "ddp_backend": "gloo"}}),
+        (2, {"augment": True, "args": {**EVALUATED_LAST, "ddp_backend": "gloo"}}),
         pytest.param(
             2,
-            {"fsdp": "SHARDED_STATE_DICT", "args": {**EVALUATED, "save_steps": 3, "remove_unused_columns": False}},
+            {"fsdp": "SHARDED_STATE_DICT", "args": {**EVALUATED_LAST, "save_steps": 3, "remove_unused_columns": False}},
             marks=pytest.mark.thorough,
         ),
-        pytest.param(2, {"zero": 2, "args": {**EVALUATED, "save_steps": 3}}, marks=pytest.mark.thorough),
+        pytest.param(2, {"zero": 2, "args": {**EVALUATED_LAST, "save_steps": 3}}, marks=pytest.mark.thorough),
     ],
     ids=["epochs", "mid-epoch", "unsaved", "evaluated", "evaluated with FSDP", "evaluated with DeepSpeed"],
 )
