@@ -33,7 +33,7 @@ BUDGETS = {
     "deepspeed": 180,
     "entry": 40,
     "fabric": 240,
-    "hf": 1_980,
+    "hf": 1_990,
     "integrations": 100,
     "integrations/deepspeed_engine": 620,
     "integrations/trackers": 90,

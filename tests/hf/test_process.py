@@ -10,6 +10,7 @@ import random
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -660,6 +661,50 @@ def test_a_finished_run_that_trains_on_equals_a_longer_one(tmp_path: Path, steps
         found.append((rows, counted.count, [each.tolist() for each in made.model.parameters()], torch.rand(1)))
     assert found[0] == found[1]
     assert [row["step"] for row in found[0][0] if "eval_loss" in row] == [8, 16, 24]
+
+
+class Heads(Line):
+    """A model of which the script chooses a head, as those of ``adapters``; it counts what it has computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.active = ["two"]
+        self.setup = SimpleNamespace(factors={"one": 1.0, "two": 2.0}, gain=1.0)
+        self.computed = 0
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+        self.computed += self.training
+        factor = self.setup.factors[self.active[-1]] * self.setup.gain + 0.01 * self.computed
+        return super().forward(factor * x, y)
+
+
+class ActivatingLoader(Trainer):
+    """Its loader leaves active what it has loaded last."""
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        self.model.active.append("one")
+        self.model.setup.gain, self.model.setup.factors["two"] = 3.0, 4.0
+        self.model.computed = 100
+        self.model.requires_grad_(False)
+
+
+@pytest.mark.parametrize("kills", [[], [3], [3, 3]])
+def test_a_loader_changes_nothing_but_weights(tmp_path: Path, kills: list[int]) -> None:
+    def launch(directory: Path, *callbacks: TrainerCallback) -> Trainer:
+        torch.manual_seed(1)
+        made = ActivatingLoader(Heads(), arguments(directory, save_steps=1), None, samples(), callbacks=[*callbacks])
+        made.train()
+        return made
+
+    whole = launch(tmp_path / "bare")
+    for kill in kills:
+        with pytest.raises(KeyboardInterrupt):
+            launch(tmp_path / "run", ResumeCallback(), Dying(kill))
+    last = launch(tmp_path / "run", ResumeCallback())
+    assert all(torch.equal(*each) for each in zip(last.model.parameters(), whole.model.parameters(), strict=True))
+    assert last.model.active == ["two"] and last.model.computed == 4
+    assert vars(last.model.setup) == vars(whole.model.setup)
 
 
 def test_a_callback_that_never_trained_leaves_no_hook(tmp_path: Path) -> None:

@@ -10,10 +10,12 @@ or not at all, and its loading changes which of them train.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,8 @@ from resume_adapters.core.checkpoint.files import CheckpointFiles
 from resume_adapters.core.checkpoint.native_files import read_weight_files
 from resume_adapters.core.checkpoint.parts import CheckpointReader
 from resume_adapters.core.log import logger
+from resume_adapters.core.observed import leaves, paths, walk
+from resume_adapters.core.observed.leaves import LeafKind
 from resume_adapters.core.session.rehearsal import overwrite
 from resume_adapters.core.state import keys, rng
 from resume_adapters.core.state.stateful import uncompiled
@@ -40,6 +44,7 @@ from resume_adapters.core.state.weights import (
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import StateMismatch
 from resume_adapters.hf import files
+from resume_adapters.hf.observed import subjects
 
 LIVE_WEIGHTS = "live_weights"
 """The part with the live tensors that the files do not bring back, and with the digests of others."""
@@ -136,10 +141,8 @@ class ModelWeights:
             is_native = has_own_loader or not weight_files  # adapters: only peft knows under which names they are saved
             files.require_named(reader.files, with_adapters=is_native)
             if is_native:
-                trains = {name: each.requires_grad for name, each in model.named_parameters()}
-                native()
-                for name, each in model.named_parameters():
-                    each.requires_grad_(trains.get(name, each.requires_grad))
+                with _keeping_all_but_tensors(self._trainer):
+                    native()
             content = read_weight_files(weight_files)
             if not beside and have_names_of(content, model.state_dict()):
                 load_weights(model, content, checkpoint)
@@ -196,6 +199,19 @@ class ModelWeights:
             return content
         named = {name: content[key] for name, key in keys.canonical(content).items()}
         return _converted(pretrained, named, checkpoint)
+
+
+@contextlib.contextmanager
+def _keeping_all_but_tensors(trainer: Any) -> Iterator[None]:
+    """Put back what else a load changes of the model, such as its active head; what training changes comes later."""
+    roots = {"model": trainer.model}
+    take = functools.partial(walk.take, replace(subjects(trainer), roots=roots), objects=10**7, seconds=60.0)
+    before = {path: leaf for path, leaf in take().leaves.items() if leaf.kind is LeafKind.DATA and not leaf.arrays}
+    kept = {path: leaves.capture(paths.get(roots, path), LeafKind.DATA) for path in before}
+    yield
+    for path, leaf in take().leaves.items():
+        if path in before and leaf != before[path]:
+            leaves.restore(roots, path, kept[path], LeafKind.DATA, in_place=True, stays=set(), type_then="")
 
 
 def _by_name(model: Any) -> dict[str, Any]:
