@@ -37,7 +37,7 @@ from resume_adapters.core.state.stateful import ModuleBuffers, Stateful
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.hf import files, observed
 from resume_adapters.hf.records import TrainerRankState
-from resume_adapters.hf.weights import ModelWeights, has_adapters, is_replaced
+from resume_adapters.hf.weights import ModelWeights, has_adapters, is_replaced, loading_tensors_alone
 from resume_adapters.integrations import accelerate_state
 from resume_adapters.integrations.deepspeed_engine import names
 from resume_adapters.integrations.trackers.checkpoints import reads_checkpoints
@@ -320,7 +320,7 @@ class TrainerFramework(Framework):
         context.prepare_model(self.state_dict(), self.modules())
         self._read = files.read(context.files)
         if self.is_sharded:
-            with self._reading_shards(context.files):
+            with self._reading_shards(context.files), loading_tensors_alone(self.trainer):
                 native()
             return
         self._load_weights = functools.partial(self.weights.load, context.reader, native, has_own_loader=has_own_loader)

@@ -141,7 +141,7 @@ class ModelWeights:
             is_native = has_own_loader or not weight_files  # adapters: only peft knows under which names they are saved
             files.require_named(reader.files, with_adapters=is_native)
             if is_native:
-                with _keeping_all_but_tensors(self._trainer):
+                with contextlib.nullcontext() if has_trained else loading_tensors_alone(self._trainer):
                     native()
             content = read_weight_files(weight_files)
             if not beside and have_names_of(content, model.state_dict()):
@@ -202,8 +202,11 @@ class ModelWeights:
 
 
 @contextlib.contextmanager
-def _keeping_all_but_tensors(trainer: Any) -> Iterator[None]:
-    """Put back what else a load changes of the model, such as its active head; what training changes comes later."""
+def loading_tensors_alone(trainer: Any) -> Iterator[None]:
+    """Return the context of a load that changes nothing else of the model, such as its active head or what trains.
+
+    What is no tensor and the training has changed is observed, and is restored later.
+    """
     roots = {"model": trainer.model}
     take = functools.partial(walk.take, replace(subjects(trainer), roots=roots), objects=10**7, seconds=60.0)
     before = {path: leaf for path, leaf in take().leaves.items() if leaf.kind is LeafKind.DATA and not leaf.arrays}
