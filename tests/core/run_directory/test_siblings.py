@@ -57,6 +57,16 @@ def test_the_latest_of_several_is_found_and_not_the_run_itself(tmp_path: Path) -
     assert found is not None and found.path.name == "run_2002"
 
 
+def test_one_behind_a_link_to_the_newest_is_found(tmp_path: Path) -> None:
+    """As anomalib leads to the directory that it makes for each launch."""
+    for version in ("v0", "v1"):
+        (tmp_path / version / "weights" / "lightning").mkdir(parents=True)
+    (tmp_path / "latest").symlink_to("v1")
+    leave(tmp_path / "v0" / "weights" / "lightning")
+    found = unfinished_sibling(STORAGE, tmp_path / "latest" / "weights" / "lightning")
+    assert found is not None and found.path == tmp_path / "v0" / "weights" / "lightning"
+
+
 @pytest.mark.parametrize("name", ["a", "lr=0.0001", "lr=3"])
 def test_a_name_that_says_no_time_has_no_sibling(name: str, tmp_path: Path) -> None:
     leave(tmp_path / "runs" / "lr=0.0003")

@@ -18,6 +18,7 @@ _NEW_AT_EACH_LAUNCH = (
     (re.compile(r"\d\d[-_:]\d\d[-_:]\d\d"), 6),  # a date or a time
     (re.compile(r"(?<![.\d])\d{4}"), 4),  # a year, or the number of a job; not the value of a setting: lr=0.0001
     (re.compile(r"(?<![.=\d])\d+$"), 2),  # what is counted: exp2, or version_3/checkpoints
+    (re.compile(r"^v(ersion_)?\d+$"), 3),  # v3/weights/lightning
 )
 """What tells that a directory of a path is new at each launch, and how far from the end of the path."""
 
@@ -46,6 +47,7 @@ def unfinished_sibling(storage: Storage, directory: Path) -> Sibling | None:
         storage: the file operations.
         directory: the run directory of this launch, absolute.
     """
+    directory = storage.real_path(directory)  # a link to the newest leads to one that is new at each launch
     parts = directory.parts
     first = next((at for at, part in enumerate(parts) if _is_new_at_each_launch(part, len(parts) - at)), None)
     if first is None:
