@@ -30,7 +30,7 @@ BUDGETS = {
     "core/tiers": 1_450,
     "core/trace": 130,
     "data": 220,
-    "deepspeed": 180,
+    "deepspeed": 190,
     "entry": 40,
     "fabric": 240,
     "hf": 1_990,

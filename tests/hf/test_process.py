@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import gc
 import json
+import os
 import random
 import signal
 from collections.abc import Iterator
@@ -630,6 +631,19 @@ def test_a_finished_run_leaves_what_its_training_had_left(tmp_path: Path, strate
     assert ["eval_loss" in left[0][0][-2], "train_loss" in left[0][0][-1]] == [True, True]
 
 
+def test_what_cannot_be_linked_is_copied_into_the_last_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "link", lambda *_: exec("raise PermissionError"))
+    left = []
+    for _ in range(2):
+        finished._FINISHED.clear()
+        made = trainer(tmp_path, max_steps=-1, num_train_epochs=1, eval_strategy="epoch")
+        made.train()
+        left.append((made.state.log_history, [each.tolist() for each in made.model.parameters()], torch.rand(1)))
+    assert left[0] == left[1]
+
+
 class Evaluated(TrainerCallback, ExportableState):
     """Counts evaluations, and saves how many there were as the trainer's callbacks do."""
 
@@ -670,6 +684,7 @@ class Heads(Line):
         super().__init__()
         self.active = ["two"]
         self.setup = SimpleNamespace(factors={"one": 1.0, "two": 2.0}, gain=1.0)
+        self.extra: Any = None
         self.computed = 0
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -686,6 +701,7 @@ class ActivatingLoader(Trainer):
         self.model.active.append("one")
         self.model.setup.gain, self.model.setup.factors["two"] = 3.0, 4.0
         self.model.computed = 100
+        self.model.extra = torch.nn.Identity()
         self.model.requires_grad_(False)
 
 
@@ -704,6 +720,7 @@ def test_a_loader_changes_nothing_but_weights(tmp_path: Path, kills: list[int]) 
     last = launch(tmp_path / "run", ResumeCallback())
     assert all(torch.equal(*each) for each in zip(last.model.parameters(), whole.model.parameters(), strict=True))
     assert last.model.active == ["two"] and last.model.computed == 4
+    assert isinstance(last.model.extra, torch.nn.Identity) == bool(kills), "what it makes stays"
     assert vars(last.model.setup) == vars(whole.model.setup)
 
 

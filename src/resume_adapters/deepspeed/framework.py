@@ -58,7 +58,8 @@ class DeepSpeedFramework(LoopFramework):
         )
         self.trackers = Trackers(self._writers)
         self._replaced = contextlib.ExitStack()
-        self._batches = len(engine.training_dataloader or ())  # of its pass, where it has one
+        loader = engine.training_dataloader
+        self._batches = None if loader is None else len(loader)
 
     # ---- Steps
 
@@ -185,12 +186,13 @@ class DeepSpeedFramework(LoopFramework):
 
     def describe(self) -> Sequence[PartEntry]:
         """Return an entry for each part that DeepSpeed saves."""
-        has_schedule = self.engine.lr_scheduler is not None
-        return [
+        found = [
             PartEntry("model", "framework", f"save_checkpoint, ZeRO stage {self._state.stage}"),
             PartEntry("optimizer", "framework", f"save_checkpoint; {type(self.engine.basic_optimizer).__name__}"),
-            *([PartEntry("scheduler", "framework", "save_checkpoint")] if has_schedule else []),
         ]
+        if self.engine.lr_scheduler is not None:
+            found.append(PartEntry("scheduler", "framework", "save_checkpoint"))
+        return found
 
 
 def _torch_loader(outer: Any) -> Any:

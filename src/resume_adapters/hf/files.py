@@ -181,7 +181,8 @@ def require_complete(trainer: Any, directory: Path, wanted: Iterable[str]) -> No
     Raises:
         UnsupportedSetting: naming the files.
     """
-    if lacking := [name for name in wanted if not LocalStorage().is_file(directory / name)]:
+    storage = LocalStorage()
+    if lacking := [name for name in wanted if not storage.is_file(directory / name)]:
         raise UnsupportedSetting(
             f"{type(trainer).__name__} has saved no {', no '.join(lacking)}, so no resume could be exact: let its own "
             "_save_checkpoint() and _save_optimizer_and_scheduler() also call the Trainer's, by super()"
@@ -251,9 +252,8 @@ def restore_callbacks(trainer: Any) -> None:
 
 def state_text(trainer: Any) -> str:
     """Return what ``trainer_state.json`` would hold now; what JSON does not know, as text."""
-    trainer.state.stateful_callbacks.update(
-        TrainerState(stateful_callbacks=exported_callbacks(trainer)).stateful_callbacks
-    )
+    exported = TrainerState(stateful_callbacks=exported_callbacks(trainer)).stateful_callbacks
+    trainer.state.stateful_callbacks.update(exported)
     return json.dumps(dataclasses.asdict(trainer.state), default=str)
 
 

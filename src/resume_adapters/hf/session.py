@@ -478,9 +478,8 @@ class TrainerSession:
 
     def _has_logged(self) -> bool:
         """Return whether a whole epoch logged more after the last save; within one, a longer run would not."""
-        state = self.rank_state()
-        assert state.position is not None, "it has been captured"
-        return state.position.ended and len(self.trainer.state.log_history) > self._logged
+        position = self.rank_state().position
+        return len(self.trainer.state.log_history) > self._logged and position is not None and position.ended
 
     def finish(self, native: Callable[[], Any]) -> Any:
         """Finish as the trainer does, and set the run's state to finished."""
