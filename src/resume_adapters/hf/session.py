@@ -478,8 +478,8 @@ class TrainerSession:
 
     def _has_logged(self) -> bool:
         """Return whether a whole epoch logged more after the last save; within one, a longer run would not."""
-        position = self.rank_state().position
-        return len(self.trainer.state.log_history) > self._logged and position is not None and position.ended
+        position = self.rank_state().position if len(self.trainer.state.log_history) > self._logged else None
+        return position is not None and position.ended
 
     def finish(self, native: Callable[[], Any]) -> Any:
         """Finish as the trainer does, and set the run's state to finished."""

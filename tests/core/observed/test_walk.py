@@ -409,7 +409,7 @@ def test_what_does_not_fit_the_budget_is_left_out_and_not_taken_for_a_change() -
 
 
 def test_a_process_that_is_held_up_sees_no_less() -> None:
-    roots = {"trainer": Thing(objects=[Thing(n=Thing(n=index)) for index in range(4_000)])}
+    roots = {"trainer": Thing(objects=[Thing(n=Thing(n=index)) for index in range(1_000)])}
     held_up: list[bool] = []
 
     def hold_up(*_: Any) -> None:
