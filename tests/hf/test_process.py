@@ -672,7 +672,8 @@ def test_a_finished_run_that_trains_on_equals_a_longer_one(tmp_path: Path, steps
             made.train()
         wanted = ("step", "loss", "eval_loss")
         rows = [{name: row[name] for name in wanted if name in row} for row in made.state.log_history]
-        found.append((rows, counted.count, [each.tolist() for each in made.model.parameters()], torch.rand(1)))
+        weights = [each.tolist() for each in made.model.parameters()]
+        found.append((rows, counted.count, made.state.num_train_epochs, weights, torch.rand(1)))
     assert found[0] == found[1]
     assert [row["step"] for row in found[0][0] if "eval_loss" in row] == [8, 16, 24]
 

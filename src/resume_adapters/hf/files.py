@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -250,11 +249,23 @@ def restore_callbacks(trainer: Any) -> None:
     known.update(TrainerState(stateful_callbacks=exported).stateful_callbacks)
 
 
+_CHANGING = (
+    *("global_step", "epoch", "total_flos", "num_input_tokens_seen"),
+    *("best_metric", "best_global_step", "best_model_checkpoint"),
+)
+
+
+def changing(state: TrainerState) -> dict[str, Any]:
+    """Return what changes of the trainer's state within a step or an evaluation, and is saved; but for the log."""
+    return {name: getattr(state, name) for name in _CHANGING if hasattr(state, name)}
+
+
 def state_text(trainer: Any) -> str:
-    """Return what ``trainer_state.json`` would hold now; what JSON does not know, as text."""
-    exported = TrainerState(stateful_callbacks=exported_callbacks(trainer)).stateful_callbacks
-    trainer.state.stateful_callbacks.update(exported)
-    return json.dumps(dataclasses.asdict(trainer.state), default=str)
+    """Return what changes of ``trainer_state.json`` as it would be now; what JSON does not know, as text."""
+    exported: Any = TrainerState(stateful_callbacks=exported_callbacks(trainer)).stateful_callbacks
+    later = {**changing(trainer.state), "log_history": trainer.state.log_history}
+    later["stateful_callbacks"] = {**trainer.state.stateful_callbacks, **exported}
+    return json.dumps(later, default=str)
 
 
 def stateful_callbacks(trainer: Any) -> dict[str, Stateful]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -34,6 +33,7 @@ from resume_adapters.core.session.rehearsal import NotRehearsed, copies
 from resume_adapters.core.session.settings import LaunchSettings
 from resume_adapters.core.state import safe_load
 from resume_adapters.core.state.stateful import ModuleBuffers, Stateful
+from resume_adapters.core.storage.base import read_pieces, write_pieces
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.hf import files, observed
 from resume_adapters.hf.records import TrainerRankState
@@ -53,12 +53,6 @@ _DO_NOT_READ = ("transformers", "trl", "sentence_transformers")
 _LOADS = ("_load_from_checkpoint", "_load_optimizer_and_scheduler")  # seam: transformers 4.57 to 5.23
 
 _PUSH = "_push_from_checkpoint"  # seam: transformers 4.57 to 5.23
-
-_OF_STATE = (
-    *("global_step", "epoch", "total_flos", "num_input_tokens_seen"),
-    *("best_metric", "best_global_step", "best_model_checkpoint"),
-)
-"""What changes of its state within a step or an evaluation, and is saved."""
 
 
 class TrainerFramework(Framework):
@@ -136,13 +130,14 @@ class TrainerFramework(Framework):
 
     def _take_files(self, checkpoint: Path) -> None:
         place = Path(self.trainer._get_output_dir(trial=None)) / checkpoint.name  # seam: as in save
-        for path, file in layout.files(LocalStorage(), checkpoint):
+        storage = LocalStorage()
+        for path, file in layout.files(storage, checkpoint):
             if path.parts[0] != layout.EXTRAS and self.owner_of(path) == self.trainer.args.process_index:
-                (place / path).parent.mkdir(parents=True, exist_ok=True)
+                storage.make_directory((place / path).parent)
                 try:
                     os.link(file, place / path)
                 except OSError:  # not every file system has links
-                    shutil.copyfile(file, place / path)
+                    write_pieces(storage, place / path, read_pieces(storage, file))
 
     def own_values(self) -> dict[str, Any]:
         """Return what changes within a step and is saved: what a save sums over the ranks, and states of callbacks."""
@@ -155,8 +150,7 @@ class TrainerFramework(Framework):
         The context is given what :meth:`own_values` returned.
         """
         trainer, state = self.trainer, self.trainer.state
-        of_state = {name: getattr(state, name) for name in _OF_STATE if hasattr(state, name)}
-        logs = len(state.log_history)
+        of_state, logs = files.changing(state), len(state.log_history)
 
         @contextlib.contextmanager
         def saving(own: Mapping[str, Any]) -> Iterator[None]:

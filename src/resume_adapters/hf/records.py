@@ -72,7 +72,8 @@ class TrainerRankState(LoaderState, RankState):
             that saved it did not capture them.
         counters: what the trainer resets at the start of its loop.
         evaluation_data: what has changed on the data of each evaluation loader, by its name.
-        later_state: the trainer's state as JSON, where something was logged after its files were written.
+        later_state: what changes of the trainer's state, as JSON, where something was logged after its files were
+            written.
     """
 
     epoch: int

@@ -509,8 +509,8 @@ class TrainerSession:
         if trainer.args.load_best_model_at_end and trainer.state.best_model_checkpoint is not None:
             trainer._load_best_model()  # seam: transformers 4.57 to 5.23, as _finalize_training does
         metrics: dict[str, Any] = {**former.result}
-        last = {"total_flos": trainer.state.total_flos, "step": former.step}
-        trainer.state.log_history.append({**metrics, **last})  # as _finalize_training, which logs it as well
+        # As _finalize_training, which logs it as well.
+        trainer.state.log_history.append({**metrics, "total_flos": trainer.state.total_flos, "step": former.step})
         trainer.control = trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
         trainer.is_in_train = False
         self.session.finish(

@@ -207,18 +207,18 @@ def loading_tensors_alone(trainer: Any) -> Iterator[None]:
 
     What is no tensor and the training has changed is observed, and is restored later.
     """
-    roots = {"model": trainer.model}
+    looked_at = replace(subjects(trainer), roots={"model": trainer.model})
 
     def plain() -> dict[paths.Path, walk.Leaf]:
-        found = walk.take(replace(subjects(trainer), roots=roots), objects=10**7, seconds=60.0).leaves
+        found = walk.take(looked_at, objects=10**7, seconds=60.0).leaves
         return {path: leaf for path, leaf in found.items() if leaf.kind is LeafKind.DATA and not leaf.arrays}
 
     before = plain()
-    kept = {path: leaves.capture(paths.get(roots, path), LeafKind.DATA) for path in before}
+    kept = {path: leaves.capture(paths.get(looked_at.roots, path), LeafKind.DATA) for path in before}
     yield
     for path, leaf in plain().items():
         if leaf != before.get(path, leaf):
-            leaves.restore(roots, path, kept[path], LeafKind.DATA, in_place=True, stays=set(), type_then="")
+            leaves.restore(looked_at.roots, path, kept[path], LeafKind.DATA, in_place=True, stays=set(), type_then="")
 
 
 def _by_name(model: Any) -> dict[str, Any]:
