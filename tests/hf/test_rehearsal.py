@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
-from resume_adapters.core.session import rehearsal
+from resume_adapters.core.session import finished, rehearsal
 from resume_adapters.errors import NotRestored, UnsupportedSetting
 from resume_adapters.hf import ResumeCallback
 
@@ -268,3 +268,40 @@ def test_adapters_are_kept_and_nothing_that_is_frozen(make: Callable[[], Any], t
     assert sum(each.numel() for each in kept.values()) == sum(
         each.numel() for each in make().parameters() if each.requires_grad
     )
+
+
+class Averages(torch.nn.Module):
+    """Saves a key that the trainer does not load, and of its weights the average."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = gpt2()
+        self.mean, self.average = torch.zeros(1), torch.zeros(())
+
+    def forward(self, input_ids: Any, labels: Any) -> Any:
+        head = self.model.transformer.wte.weight.detach()
+        self.mean, self.average = self.mean + head.sum(), (self.average + head) / 2
+        return self.model(input_ids=input_ids, labels=labels)
+
+    def state_dict(self, *arguments: Any, **options: Any) -> Any:
+        saved = super().state_dict(*arguments, **options)
+        averaged = {"model.transformer.wte.weight": self.average} if self.average.ndim else {}
+        return {**saved, **averaged, "mean": self.mean}
+
+
+def test_what_a_state_dict_changes_or_has_beside_tensors_comes_back(tmp_path: Path) -> None:
+    exact(tmp_path, Trainer, Averages)
+
+
+def test_what_a_model_holds_is_there_when_a_finished_run_is_launched_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trained() -> Any:
+        trainer = trainer_of(tmp_path, make=Averages, callbacks=[ResumeCallback()])
+        trainer.train()
+        return trainer.model
+
+    whole = trained()
+    monkeypatch.setattr(finished, "_FINISHED", {})  # as in another process
+    again = trained()
+    assert whole.mean.item() and torch.equal(again.mean, whole.mean) and torch.equal(again.average, whole.average)

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import lightning.pytorch as pl
 import pytest
@@ -14,6 +14,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader
 
+from resume_adapters.core.session import finished
 from resume_adapters.errors import UnsupportedSetting
 from resume_adapters.lightning import ResumeCallback
 
@@ -135,3 +136,41 @@ def test_the_callbacks_are_not_touched(tmp_path: Path) -> None:
     counting = Held()
     fit(tmp_path, Tuned(None, "nothing"), counting, ResumeCallback())
     assert (counting.steps.item(), counting.loads) == (12, [0])
+
+
+class OneMore(fits.Line):
+    """Saves a key that its loader does not take."""
+
+    def __init__(self, interrupted_at: int | None = None, *, takes_it: bool = True) -> None:
+        super().__init__(interrupted_at)
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(1, 1)
+        self.mean, self.takes_it = torch.zeros(1), takes_it
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        self.mean = self.mean + self.layer.weight.detach().sum()
+        return super().training_step(batch, batch_idx)
+
+    def state_dict(self, *arguments: Any, **options: Any) -> Any:
+        return {**super().state_dict(*arguments, **options), "mean": self.mean}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if self.takes_it:
+            self.mean = checkpoint["state_dict"].pop("mean")
+
+
+def test_a_key_that_the_module_does_not_load_is_refused_at_the_save(tmp_path: Path) -> None:
+    module: Any = OneMore(takes_it=False)
+    with pytest.raises(UnsupportedSetting, match=r"1 of the tensors of OneMore do not come back .* mean first"):
+        fit(tmp_path, module, ResumeCallback())
+    assert module.global_step == 2
+
+
+def test_one_that_a_hook_takes_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bare: Any = fit(tmp_path / "bare", cast("Any", OneMore()))
+    with pytest.raises(Interrupted):
+        fit(tmp_path / "run", cast("Any", OneMore(7)), ResumeCallback())
+    for _ in range(2):  # the second one finds a finished run, as in another process
+        monkeypatch.setattr(finished, "_FINISHED", {})
+        resumed: Any = fit(tmp_path / "run", cast("Any", OneMore()), ResumeCallback())
+        assert torch.equal(resumed.mean, bare.mean) and torch.equal(resumed.layer.weight, bare.layer.weight)

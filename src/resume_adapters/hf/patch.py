@@ -129,14 +129,13 @@ def _on_save(
 
 def _begin_training(session: TrainerSession, native: Callable[..., Any], *args: Any) -> Any:
     control = native(*args)
-    session.verify_training(in_epoch=False)
+    session.conclude_start(in_epoch=False)
     return control
 
 
 def _begin_epoch(session: TrainerSession, native: Callable[..., Any], *args: Any) -> Any:
-    session.before_epoch()
     control = native(*args)
-    session.verify_training(in_epoch=True)
+    session.conclude_start(in_epoch=True)
     return control
 
 

@@ -91,7 +91,7 @@ class TrainerSession:
         self.evaluation = InterruptibleEvaluation(trainer, self.session, ignore_keys)
         self._extent = _extent(trainer)
         self.phase = SessionPhase.OPENED
-        self.is_over = self._is_verified = False
+        self.is_over = False
         self.epoch = -1
         self.seconds = 0.0
         self._initial_step = 0
@@ -228,8 +228,8 @@ class TrainerSession:
             self.session.fork()
         self.session.restorer.align_buckets()
 
-    def verify_training(self, *, in_epoch: bool) -> None:
-        """Verify what the trainer has loaded, when all callbacks have heard that the training begins; once.
+    def conclude_start(self, *, in_epoch: bool) -> None:
+        """Begin to observe, and verify what the trainer has loaded, when all callbacks have heard of the start; once.
 
         Of an epoch that resumes in its middle they hear again, and may do again what was done when it was saved.
 
@@ -240,9 +240,12 @@ class TrainerSession:
             NotRestored: the live state is not what was saved.
         """
         is_whole = self._resumed is None or self._resumed.between_epochs or self.phase is SessionPhase.FINISHED
-        if self.context is None or self._is_verified or not (is_whole or in_epoch):
+        if self.session.observed.has_begun or not (is_whole or in_epoch):
             return
-        self._is_verified = True
+        self.session.begin_observing()  # first: what a model saves beside its tensors may be in an attribute alone
+        self.session.watch_script()
+        if self.context is None:
+            return
         files.restore_callbacks(self.trainer)
         self.framework.verify(self.context, lambda: self.session.restorer.restore_parts(self.framework.parts()))
         self.session.move_schedules()
@@ -255,16 +258,6 @@ class TrainerSession:
             )
 
     # ---- Training
-
-    def _begin_observing(self) -> None:
-        if not self.session.observed.has_begun:
-            self.session.begin_observing()
-            self.session.watch_script()
-
-    def before_epoch(self) -> None:
-        """Begin to observe, before callbacks hear of the first epoch; of a resumed one they had heard before."""
-        if self._resumed is None or self._resumed.between_epochs:
-            self._begin_observing()
 
     def begin_epoch(self) -> None:
         """Count epochs; the micro-batches of a resumed one are counted on.
@@ -343,8 +336,6 @@ class TrainerSession:
         """
         if at_start and self.context is not None:
             return {}
-        if at_start:
-            self._begin_observing()  # generation changes the model's generation_config, for one
         return self.evaluation.evaluate(native, self._keep)
 
     def evaluate_again(self) -> bool:
@@ -353,7 +344,6 @@ class TrainerSession:
         Returns:
             Whether no epoch is left to train: the evaluation, between two epochs, ended the training.
         """
-        self._begin_observing()
         state = self._resumed
         if state is None or state.evaluation is None:
             return False

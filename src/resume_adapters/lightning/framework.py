@@ -237,16 +237,16 @@ class LightningFramework(Framework):
         overwrite(updated(module).values())
         _fit_names(content, module)
         module.on_load_checkpoint(content)
-        saved = content.get("current_model_state") or content["state_dict"]
-        problem = module.load_state_dict(saved, strict=False)
-        lost = [*lost_in(module, live), *(problem.missing_keys if module.strict_loading else ())]
+        problem = module.load_state_dict(content.get("current_model_state") or content["state_dict"], strict=False)
+        lost = [*lost_in(module, live), *(name for names in problem for name in names if module.strict_loading)]
         if lost and any(map(_is_hooked, self._trainer.callbacks)):
             raise NotRehearsed("a callback loads it too, and may reach what trains")
         if lost:
             raise UnsupportedSetting(
                 f"{len(lost)} of the tensors of {type(module).__name__} do not come back from what it saves, {lost[0]} "
-                "first: on_save_checkpoint() may leave them out, or load_state_dict() change them. Save what is "
-                "trained; what is frozen may be left out with strict_loading=False"
+                "first: on_save_checkpoint() may leave them out, or load_state_dict() change or refuse them. Save what "
+                "is trained; what is frozen may be left out with strict_loading=False; what no module has as a tensor, "
+                "take out of the state_dict in on_load_checkpoint()"
             )
 
     def loaded_files(self, directory: Path) -> Iterable[Path]:

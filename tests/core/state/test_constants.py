@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -101,3 +102,27 @@ def test_a_trained_parameter_that_a_hook_takes_out_of_the_state_dict_is_found() 
     model.register_parameter("hidden", torch.nn.Parameter(torch.ones(2)))
     model.register_state_dict_post_hook(lambda _module, state, *_: state.__delitem__("hidden"))
     assert [each is model.hidden for each in left_out([model])] == [True]
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        (lambda each: each.half(), ["weight", "bias", "mean"]),
+        (lambda each: each + 1, ["weight", "bias", "mean"]),
+        (lambda each: {"within": each}, ["weight", "bias", "mean"]),
+        (lambda each: each.clone(), []),
+        (lambda each: each[:1], []),  # a shard, or the whole of one
+    ],
+    ids=["half", "others", "no tensors", "copies", "shards"],
+)
+def test_what_a_state_dict_has_otherwise_than_the_module_is_found(
+    changes: Callable[[Any], Any], found: list[str]
+) -> None:
+    class Changes(torch.nn.Linear):
+        def state_dict(self, *arguments: Any, **options: Any) -> Any:
+            return {name: changes(each) for name, each in super().state_dict(*arguments, **options).items()}
+
+    model = Changes(2, 2)
+    model.register_buffer("mean", torch.ones(2))
+    held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    assert [name for name, each in held.items() if any(each is one for one in left_out([model]))] == found

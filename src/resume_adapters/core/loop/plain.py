@@ -29,10 +29,12 @@ from resume_adapters.core.patching import wrapped
 from resume_adapters.core.ranks import current_world_size
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.framework import ForkState, FrameworkFacts, Trackers
+from resume_adapters.core.session.rehearsal import copies, overwrite
 from resume_adapters.core.session.session import Session
 from resume_adapters.core.session.settings import LaunchSettings, read_settings
 from resume_adapters.core.state import keys
 from resume_adapters.core.state.stateful import ModuleBuffers, Stateful, is_optimizer
+from resume_adapters.core.state.weights import updated
 
 
 @dataclass(frozen=True)
@@ -196,6 +198,26 @@ class PlainFramework(LoopFramework):
         return [
             PartEntry(kind, "framework", f"{self.saver} of {', '.join(held)}") for kind, held in kinds.items() if held
         ]
+
+    def rehearse(self, context: RestoreContext) -> None:
+        """Load models, optimizers and schedules into copies, and verify them.
+
+        Raises:
+            NotRehearsed: no copies can be made.
+            NotRestored: one of them does not come back.
+        """
+        if current_world_size() > 1 and dist.get_rank() > 0:
+            return
+        live, saved = self._objects.by_name(), read_native(context.files.require(self.file))
+        held = {id(each) for each in live.values()}
+        made = copies(live, [each for each in self._objects.wrappers if id(each) not in held])
+        for name, each in made.items():
+            if name in self._objects.models:
+                overwrite(updated(each).values())
+                context.load_weights(each, saved[name])
+            else:
+                context.load_state(name, each, saved[name])
+        context.prove()
 
     # ---- Loading
 

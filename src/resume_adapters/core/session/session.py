@@ -211,8 +211,8 @@ class Session:
                 saved = self.context.reader.part(CONSTANTS) if self.context else None
                 self.constants.begin(self.framework.modules(), saved, self.context.path if self.context else None)
             self.observed.begin()
-            if self.run.ranks.rank == 0 and (left_out := self.observed.left_out()):
-                logger.info("Too large to be searched for undeclared state: %s.", left_out)
+            if self.run.ranks.rank == 0 and (too_large := self.observed.left_out()):
+                logger.info("Too large to be searched for undeclared state: %s.", too_large)
             self._log_differences()
 
     def watch_script(self) -> None:
@@ -276,17 +276,13 @@ class Session:
             subjects,
             roots=roots,
             captured=[*subjects.captured, *parts, *held],
-            unsaved=[*subjects.unsaved, *self._left_out],
+            unsaved=[*subjects.unsaved, *left_out(self.framework.modules())],
             unnamed=[*subjects.unnamed, *self.loaders.missing(), *sums],
         )
 
     def _looked_at(self) -> list[Any]:
         subjects = self.subjects()
         return [*subjects.captured, *subjects.roots.values()]
-
-    @functools.cached_property
-    def _left_out(self) -> list[Any]:
-        return left_out(self.framework.modules())
 
     # ---- Training
 

@@ -13,8 +13,9 @@ from typing import Any
 
 from resume_adapters.core.log import logger
 from resume_adapters.core.state import keys
+from resume_adapters.core.state.comparison import are_same
 from resume_adapters.core.state.stateful import fill
-from resume_adapters.core.state.weights import place_of, weight_digests
+from resume_adapters.core.state.weights import place_of, saved_tensors, weight_digests
 from resume_adapters.errors import NotRestored
 
 CONSTANTS = "constant_tensors"
@@ -87,15 +88,26 @@ def _held_by(module: Any) -> dict[str, Any]:
 
 
 def left_out(modules: Iterable[Any]) -> list[Any]:
-    """Return the trained parameters that no ``state_dict()`` has: a hook of the script removes them, for example."""
+    """Return the trained parameters and the buffers that no ``state_dict()`` has as they are.
+
+    A hook of the script removes them, for example, or saves them in half precision, or their average.
+    """
     found = []
     for module in modules:
-        saved = module.state_dict(keep_vars=True)
-        names, places = keys.canonical(saved), {place_of(each) for each in saved.values()} - {None}
         trained = {name: each for name, each in module.named_parameters() if each.requires_grad}
-        others = [trained[key] for name, key in keys.canonical(trained).items() if name not in names]
-        found += [each for each in others if place_of(each) not in (None, *places)]
+        if any(keys.FSDP in name for name in trained):  # FSDP1 would gather the whole model for its state dict
+            continue
+        saved = keys.of_modules([saved_tensors(module.state_dict(keep_vars=True))])
+        places = {place_of(each) for each in saved.values()} - {None}
+        others = keys.of_modules([trained | dict(module.named_buffers())])
+        others = {name: each for name, each in others.items() if place_of(each) not in (None, *places)}
+        found += [each for name, each in others.items() if not _is_copy(saved.get(name), each)]
     return found
+
+
+def _is_copy(saved: Any, live: Any) -> bool:
+    """Return whether what is saved under a tensor's name has its bits; of another shape, it is a whole or a shard."""
+    return saved is not None and (saved.shape != live.shape or all(are_same([(saved, live)])))
 
 
 def _smallest(live: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

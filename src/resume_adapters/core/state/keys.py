@@ -12,7 +12,10 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-ANYWHERE = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+FSDP = "_fsdp_wrapped_module"
+"""What FSDP1 adds to the name of each parameter beneath it; FSDP2 adds nothing."""
+
+ANYWHERE = ("_orig_mod", FSDP, "_checkpoint_wrapped_module")
 """Components that only a wrapper adds, at any depth: a compiled submodule has one in the middle."""
 
 LEADING = ("module",)

@@ -25,12 +25,12 @@ _LISTED = 5
 
 def architecture(state: dict[str, torch.Tensor]) -> dict[str, str]:
     """Return the dtype and shape of each tensor of a model's state dict, by name without wrapper prefixes."""
-    return {name: _form(state[key]) for name, key in keys.canonical(_tensors(state)).items()}
+    return {name: _form(state[key]) for name, key in keys.canonical(saved_tensors(state)).items()}
 
 
-def _tensors(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a state dict without what modules add by ``get_extra_state()``: data of any type and size."""
-    return {key: each for key, each in state.items() if not key.endswith("_extra_state")}
+def saved_tensors(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the tensors of a state dict, without what modules add by ``get_extra_state()``: data of any kind."""
+    return {key: each for key, each in state.items() if hasattr(each, "dtype") and not key.endswith("_extra_state")}
 
 
 def _form(tensor: torch.Tensor) -> str:
@@ -175,7 +175,7 @@ def _first_difference(names: Mapping[str, str], saved: Mapping[str, Any], live: 
 def _pair(saved: dict[str, Any], live: dict[str, torch.Tensor]) -> tuple[keys.Match, list[str]]:
     """Pair saved keys with live ones; also return those missing that no saved one is tied to."""
     found = keys.match(saved, live)
-    places = {key: (place_of(each) or (None,))[0] for key, each in _tensors(live).items()}
+    places = {key: (place_of(each) or (None,))[0] for key, each in saved_tensors(live).items()}
     held = {places.get(key) for key in found.saved_by_live} - {None}
     return found, [key for key in found.missing if places.get(key) not in held]
 
@@ -201,7 +201,7 @@ def verify_weights(
 
 def weight_digests(live: Mapping[str, torch.Tensor]) -> dict[str, str]:
     """Return the digest of each tensor's bytes, by its name without wrapper prefixes; the same on every device."""
-    tensors = _tensors(live)
+    tensors = saved_tensors(live)
     names = keys.canonical(tensors).items()
     return {name: xxhash.xxh3_128_hexdigest(bits(tensors[key]).numpy().data) for name, key in names}
 

@@ -1,0 +1,147 @@
+"""The first save of a hand-written loop is loaded back into copies of what it trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from resume_adapters.core.session import finished
+from resume_adapters.errors import NotRestored
+from resume_adapters.loop import register_for_resume
+
+
+class Forgets(torch.nn.Linear):
+    def load_state_dict(self, *arguments: Any, **options: Any) -> Any:
+        found = super().load_state_dict(*arguments, **options)
+        torch.nn.init.zeros_(self.bias)
+        return found
+
+
+class Rounds(torch.optim.AdamW):
+    def load_state_dict(self, state_dict: Any) -> None:
+        super().load_state_dict(state_dict)
+        for each in self.state.values():
+            each["exp_avg"] = each["exp_avg"].half()
+
+
+class Halts(torch.optim.lr_scheduler.StepLR):
+    def load_state_dict(self, state_dict: Any) -> None:
+        super().load_state_dict({**state_dict, "gamma": 1.0})
+
+
+class OneMore(torch.nn.Linear):
+    """Saves a key that torch's loader does not take, as what samples from its weights does."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.mean = torch.zeros(1)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}mean"] = self.mean
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        self.mean = self.mean + self.weight.detach().sum()
+        return super().forward(batch)
+
+
+class Nested(OneMore):
+    """Its state is no flat dict of tensors."""
+
+    def state_dict(self, *arguments: Any, **options: Any) -> Any:
+        return {"layers": super().state_dict(*arguments, **options), "names": ["weight", "bias"]}
+
+    def load_state_dict(self, state_dict: Any, *arguments: Any, **options: Any) -> Any:
+        return super().load_state_dict(state_dict["layers"], strict=False)
+
+
+class Halves(OneMore):
+    """Saves half of each weight's bits."""
+
+    def state_dict(self, *arguments: Any, **options: Any) -> Any:
+        return {name: each.half() for name, each in super().state_dict(*arguments, **options).items()}
+
+
+class Averages(OneMore):
+    """Saves the average of its weights, which is the weights themselves until it trains."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.averages: dict[str, torch.Tensor] = {}
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        for name, each in self.named_parameters():
+            self.averages[name] = (self.averages.get(name, each.detach()) + each.detach()) / 2
+        return super().forward(batch)
+
+    def state_dict(self, *arguments: Any, **options: Any) -> Any:
+        return {name: self.averages.get(name, each) for name, each in super().state_dict(*arguments, **options).items()}
+
+
+class Interrupted(Exception):
+    pass
+
+
+def train(
+    directory: Path,
+    model: torch.nn.Module,
+    optimizer: Callable[..., Any] = torch.optim.AdamW,
+    schedule: Callable[..., Any] = torch.optim.lr_scheduler.StepLR,
+    interrupted_after: int | None = None,
+    options: Any = None,
+) -> torch.nn.Module:
+    torch.manual_seed(0)
+    for each in model.parameters():
+        torch.nn.init.normal_(each)
+    steps = optimizer(model.parameters(), lr=0.1)
+    rates = schedule(steps, 2, 0.5)
+    loader = torch.utils.data.DataLoader(torch.rand(8, 1, generator=torch.Generator().manual_seed(1)), batch_size=2)
+    run = register_for_resume(directory, model=model, optimizer=steps, schedule=rates, save_every=2, **(options or {}))
+    with run:
+        for epoch in run.epochs(2):
+            for index, batch in run.enumerate(loader):
+                if epoch * 4 + index == interrupted_after:
+                    raise Interrupted
+                model(batch).square().mean().backward()
+                steps.step()
+                rates.step()
+                steps.zero_grad()
+                run.step()
+    return model
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ((Forgets(1, 1),), "model differs from step-2 after loading: bias: saved"),
+        ((torch.nn.Linear(1, 1), Rounds), r"optimizer was loaded, .* state\.0\.exp_avg: saved torch\.float32"),
+        (
+            (torch.nn.Linear(1, 1), torch.optim.AdamW, Halts),
+            r"schedule was loaded, .* gamma: saved 0\.5, restored 1\.0",
+        ),
+    ],
+    ids=["model", "optimizer", "schedule"],
+)
+def test_what_drops_its_state_is_refused_at_the_first_save(given: Any, found: str, tmp_path: Path) -> None:
+    with pytest.raises(NotRestored, match=found):
+        train(tmp_path, *given)
+    assert not list(tmp_path.glob("**/manifest.json"))
+
+
+@pytest.mark.parametrize("made", [OneMore, Nested, Halves, Averages])
+def test_what_a_state_dict_changes_or_has_beside_tensors_comes_back(
+    made: type[OneMore], tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole: Any = train(tmp_path / "whole", made(1, 1), options={"verify": False})  # which loads nothing back
+    with pytest.raises(Interrupted):
+        train(tmp_path / "run", made(1, 1), interrupted_after=5)
+    resumed: Any = train(tmp_path / "run", made(1, 1))
+    monkeypatch.setattr(finished, "_FINISHED", {})  # as in another process
+    again: Any = train(tmp_path / "run", made(1, 1))
+    for each in (resumed, again):
+        assert torch.equal(each.mean, whole.mean) and torch.equal(each.weight, whole.weight)
+    assert "loaded back" not in caplog.text
