@@ -145,3 +145,9 @@ def test_what_a_state_dict_changes_or_has_beside_tensors_comes_back(
     for each in (resumed, again):
         assert torch.equal(each.mean, whole.mean) and torch.equal(each.weight, whole.weight)
     assert "loaded back" not in caplog.text
+
+
+def test_a_scripted_model_trains_as_its_original(tmp_path: Path) -> None:
+    plain: Any = train(tmp_path / "plain", torch.nn.Linear(1, 1))
+    scripted: Any = train(tmp_path / "scripted", torch.jit.script(torch.nn.Linear(1, 1)))
+    assert torch.equal(plain.weight, scripted.weight)

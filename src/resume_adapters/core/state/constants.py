@@ -94,10 +94,10 @@ def left_out(modules: Iterable[Any]) -> list[Any]:
     """
     found = []
     for module in modules:
-        trained = {name: each for name, each in module.named_parameters() if each.requires_grad}
-        if any(keys.FSDP in name for name in trained):  # FSDP1 would gather the whole model for its state dict
+        if any(keys.FSDP in name for name, _ in module.named_parameters()):  # FSDP1 would gather the whole model
             continue
-        saved = keys.of_modules([saved_tensors(module.state_dict(keep_vars=True))])
+        saved = keys.of_modules([saved_tensors(module.state_dict(keep_vars=True))])  # FSDP2 shards it again for that
+        trained = {name: each for name, each in module.named_parameters() if each.requires_grad}
         places = {place_of(each) for each in saved.values()} - {None}
         others = keys.of_modules([trained | dict(module.named_buffers())])
         others = {name: each for name, each in others.items() if place_of(each) not in (None, *places)}
@@ -106,8 +106,9 @@ def left_out(modules: Iterable[Any]) -> list[Any]:
 
 
 def _is_copy(saved: Any, live: Any) -> bool:
-    """Return whether what is saved under a tensor's name has its bits; of another shape, it is a whole or a shard."""
-    return saved is not None and (saved.shape != live.shape or all(are_same([(saved, live)])))
+    """Return whether what is saved under a tensor's name has its bits; a shard, or the whole of one, counts as such."""
+    is_elsewhere = place_of(saved) is None  # on other ranks, too
+    return saved is not None and (is_elsewhere or saved.shape != live.shape or all(are_same([(saved, live)])))
 
 
 def _smallest(live: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

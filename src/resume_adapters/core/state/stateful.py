@@ -197,7 +197,8 @@ def is_schedule(thing: Any) -> bool:
 
 def uncompiled(model: Any) -> Any:
     """Return the module that ``torch.compile`` has wrapped; a model itself that it has not."""
-    return attributes(model).get("_modules", {}).get("_orig_mod", model)
+    held = attributes(model).get("_modules", ())
+    return held["_orig_mod"] if "_orig_mod" in held else model  # that of a scripted module is no dict
 
 
 def innermost(wrapper: Any, name: str) -> Any:
