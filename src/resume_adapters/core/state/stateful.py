@@ -197,8 +197,8 @@ def is_schedule(thing: Any) -> bool:
 
 def uncompiled(model: Any) -> Any:
     """Return the module that ``torch.compile`` has wrapped; a model itself that it has not."""
-    held = attributes(model).get("_modules", ())
-    return held["_orig_mod"] if "_orig_mod" in held else model  # that of a scripted module is no dict
+    held = attributes(model).get("_modules", {})  # of a scripted module, no dict
+    return dict(held.items()).get("_orig_mod", model)
 
 
 def innermost(wrapper: Any, name: str) -> Any:
