@@ -25,6 +25,7 @@ from resume_adapters.core.observed.leaves import LeafKind
 from resume_adapters.core.observed.paths import ABSENT, Path, Step, type_name
 from resume_adapters.core.observed.walk import Census, Subjects
 from resume_adapters.core.state import encoding
+from resume_adapters.core.state.constants import left_out
 from resume_adapters.errors import NotSerialisable
 
 
@@ -458,3 +459,13 @@ def test_a_path_that_leads_nowhere_finds_nothing() -> None:
     assert [paths.get(roots, at) for at in nowhere] == [ABSENT] * len(nowhere)
     assert type_name(ABSENT) == "absent"
     assert str(path("model", (".", "layer"), ("requires_grad", "bias"))) == "model.layer.bias.requires_grad"
+
+
+def test_a_module_that_training_makes_of_buffers_that_are_not_saved_is_found() -> None:
+    model = torch.nn.Linear(2, 2)
+    options: dict[str, Any] = {"captured": [model]}
+    before = take({"model": model}, **options)
+    model.made = torch.nn.Module()
+    model.made.register_buffer("cache", torch.ones(2), persistent=False)
+    now = take({"model": model}, **options, unsaved=left_out([model]))
+    assert [leaf.kind for leaf in before.changed(now).values()] == [LeafKind.MODULE]

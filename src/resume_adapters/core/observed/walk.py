@@ -207,8 +207,8 @@ class _Walk:
         self._subjects = subjects
         self._left = objects
         self._has_time = has_time
-        self._captured = subjects.identities()
-        self._unsaved = {id(tensor) for tensor in subjects.unsaved}
+        self._known = _identities(subjects.captured)  # of captured modules, also what nobody saves all the same
+        self._captured = self._known - {id(tensor) for tensor in subjects.unsaved}
         self._seen: set[int] = set()
         self._stateful: set[int] = set()
         self._queue: deque[tuple[Path, Any, int]] = deque()
@@ -294,8 +294,7 @@ class _Walk:
 
     def _add_module(self, path: Path, value: Any) -> None:
         held = (each for _, part in submodules(value) for each in tensors_of(part).values())
-        known = self._captured | self._unsaved  # of a captured module, which is there from the start
-        if any(id(each) not in known for each in held):
+        if any(id(each) not in self._known for each in held):
             self._add(path, LeafKind.MODULE, value, None)
 
     def _add_stateful(self, path: Path, value: Any) -> None:
