@@ -24,8 +24,7 @@ from resume_adapters.core.observed import leaves, paths, walk
 from resume_adapters.core.observed.leaves import LeafKind
 from resume_adapters.core.observed.paths import ABSENT, Path, Step, type_name
 from resume_adapters.core.observed.walk import Census, Subjects
-from resume_adapters.core.state import encoding
-from resume_adapters.core.state.constants import left_out
+from resume_adapters.core.state import constants, encoding
 from resume_adapters.errors import NotSerialisable
 
 
@@ -467,5 +466,5 @@ def test_a_module_that_training_makes_of_buffers_that_are_not_saved_is_found() -
     before = take({"model": model}, **options)
     model.made = torch.nn.Module()
     model.made.register_buffer("cache", torch.ones(2), persistent=False)
-    now = take({"model": model}, **options, unsaved=left_out([model]))
+    now = take({"model": model}, **options, unsaved=constants.left_out([model]))
     assert [leaf.kind for leaf in before.changed(now).values()] == [LeafKind.MODULE]
