@@ -288,9 +288,35 @@ class Averages(torch.nn.Module):
         averaged = {"model.transformer.wte.weight": self.average} if self.average.ndim else {}
         return {**saved, **averaged, "mean": self.mean}
 
+    def load_state_dict(self, *arguments: Any, **options: Any) -> Any:
+        self.mean = torch.zeros(1)
+        return super().load_state_dict(*arguments, **options)
+
 
 def test_what_a_state_dict_changes_or_has_beside_tensors_comes_back(tmp_path: Path) -> None:
     exact(tmp_path, Trainer, Averages)
+
+
+class Resets(TrainerCallback):
+    """Does at each start what was done when a checkpoint was saved."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        torch.nn.init.ones_(kwargs["model"].model.transformer.ln_f.weight)
+
+
+def test_they_come_back_where_a_start_changes_what_was_loaded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    bare = trainer_of(tmp_path / "bare", make=Averages, callbacks=[Resets()])
+    bare.train()
+    with pytest.raises(KeyboardInterrupt):
+        trainer_of(tmp_path / "run", make=Averages, callbacks=[Resets(), ResumeCallback(), Killed(5)]).train()
+    with caplog.at_level(logging.INFO):
+        resumed = trainer_of(tmp_path / "run", make=Averages, callbacks=[Resets(), ResumeCallback()])
+        resumed.train()
+    assert "This start had changed what was loaded" in caplog.text
+    assert all(
+        torch.equal(each, dict(resumed.model.named_parameters())[name]) for name, each in bare.model.named_parameters()
+    )
+    assert torch.equal(bare.model.average, resumed.model.average) and torch.equal(bare.model.mean, resumed.model.mean)
 
 
 def test_what_a_model_holds_is_there_when_a_finished_run_is_launched_again(

@@ -247,8 +247,12 @@ class TrainerSession:
         if self.context is None:
             return
         files.restore_callbacks(self.trainer)
-        self.framework.verify(self.context, lambda: self.session.restorer.restore_parts(self.framework.parts()))
+        self.framework.verify(self.context, self._restore_beside_files)
         self.session.move_schedules()
+
+    def _restore_beside_files(self) -> None:
+        self.session.restorer.restore_parts(self.framework.parts())
+        self.session.observed.restore()
 
     def _require_restored(self) -> None:
         if self.context is not None and self.phase is SessionPhase.OPENED:
