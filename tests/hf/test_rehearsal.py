@@ -232,6 +232,11 @@ def test_the_training_is_not_touched(tmp_path: Path) -> None:
     ]
 
 
+def test_what_is_copied_is_not_shared() -> None:
+    model = torch.nn.Linear(1, 1)
+    assert rehearsal.copies({"model": model}, [model])["model"] is not model
+
+
 def test_copies_refer_to_each_other() -> None:
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

@@ -127,19 +127,17 @@ def _on_save(
     return control
 
 
-def _begin_training(session: TrainerSession, native: Callable[..., Any], *args: Any) -> Any:
+def _begin(session: TrainerSession, native: Callable[..., Any], *args: Any, in_epoch: bool) -> Any:
     control = native(*args)
-    session.conclude_start(in_epoch=False)
+    session.conclude_start(in_epoch=in_epoch)
     return control
 
 
-def _begin_epoch(session: TrainerSession, native: Callable[..., Any], *args: Any) -> Any:
-    control = native(*args)
-    session.conclude_start(in_epoch=True)
-    return control
-
-
-_EVENTS: dict[str, Any] = {"on_train_begin": _begin_training, "on_epoch_begin": _begin_epoch, "on_save": _on_save}
+_EVENTS: dict[str, Any] = {
+    "on_train_begin": functools.partial(_begin, in_epoch=False),
+    "on_epoch_begin": functools.partial(_begin, in_epoch=True),
+    "on_save": _on_save,
+}
 
 
 @contextlib.contextmanager

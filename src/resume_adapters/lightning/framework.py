@@ -221,7 +221,7 @@ class LightningFramework(Framework):
             if each.state_key not in states:
                 continue
             try:
-                copied = copies({"": each}, [other for other in beside if other is not each], _LARGEST_CALLBACK)[""]
+                copied = copies({"": each}, beside, _LARGEST_CALLBACK)[""]
             except NotRehearsed:  # others can be copied
                 continue
             try:

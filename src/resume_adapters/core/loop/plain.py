@@ -209,9 +209,7 @@ class PlainFramework(LoopFramework):
         if current_world_size() > 1 and dist.get_rank() > 0:
             return
         live, saved = self._objects.by_name(), read_native(context.files.require(self.file))
-        held = {id(each) for each in live.values()}
-        made = copies(live, [each for each in self._objects.wrappers if id(each) not in held])
-        for name, each in made.items():
+        for name, each in copies(live, self._objects.wrappers).items():
             if name in self._objects.models:
                 overwrite(updated(each).values())
                 context.load_weights(each, saved[name])

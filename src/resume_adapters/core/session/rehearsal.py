@@ -42,6 +42,8 @@ def copies(live: Mapping[str, Any], shared: Iterable[Any], largest: float = math
     memo.left = largest
     try:
         held = list(_flat(live))
+        for each in held:  # what is copied is never shared as well: the load would reach what trains
+            memo.pop(id(each), None)
         _require_memory(held)
         for each in filter(is_optimizer, held):
             memo[id(each.state)] = defaultdict(dict)
