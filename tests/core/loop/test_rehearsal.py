@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,50 @@ class Averages(OneMore):
         return {name: self.averages.get(name, each) for name, each in super().state_dict(*arguments, **options).items()}
 
 
+def halved(optimizer: Any, found: Any) -> Any:
+    moments = {number: {name: each.half() for name, each in held.items()} for number, held in found["state"].items()}
+    return {**found, "state": moments}
+
+
+def hooked(*arguments: Any, **options: Any) -> Any:
+    made = torch.optim.AdamW(*arguments, **options)
+    made.register_state_dict_post_hook(halved)
+    return made
+
+
+class HalfMoments(torch.optim.AdamW):
+    """Saves half of each moment's bits."""
+
+    def state_dict(self) -> Any:
+        return halved(self, super().state_dict())
+
+
+class NoMoments(torch.optim.AdamW):
+    """Saves no moments: its loader begins with new ones."""
+
+    def state_dict(self) -> Any:
+        return {**super().state_dict(), "state": {}}
+
+
+class Within(torch.optim.Optimizer):
+    """Steps through another one, of whose state it saves a copy."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+        self.base = torch.optim.AdamW(self.param_groups, lr=lr)
+        self.param_groups = self.base.param_groups
+
+    def step(self, closure: Any = None) -> Any:
+        return self.base.step(closure)
+
+    def state_dict(self) -> Any:
+        return {"base": copy.deepcopy(self.base.state_dict())}
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        self.base.load_state_dict(state_dict["base"])
+        self.param_groups = self.base.param_groups
+
+
 class Interrupted(Exception):
     pass
 
@@ -145,6 +190,15 @@ def test_what_a_state_dict_changes_or_has_beside_tensors_comes_back(
     for each in (resumed, again):
         assert torch.equal(each.mean, whole.mean) and torch.equal(each.weight, whole.weight)
     assert "loaded back" not in caplog.text
+
+
+@pytest.mark.parametrize("made", [HalfMoments, hooked, NoMoments, Within])
+def test_what_an_optimizer_does_not_save_as_it_is_comes_back(made: Any, tmp_path: Path) -> None:
+    whole: Any = train(tmp_path / "whole", torch.nn.Linear(1, 1), made, options={"verify": False})
+    with pytest.raises(Interrupted):
+        train(tmp_path / "run", torch.nn.Linear(1, 1), made, interrupted_after=5)
+    resumed: Any = train(tmp_path / "run", torch.nn.Linear(1, 1), made)
+    assert torch.equal(resumed.weight, whole.weight) and torch.equal(resumed.bias, whole.bias)
 
 
 def test_a_scripted_model_trains_as_its_original(tmp_path: Path) -> None:

@@ -204,13 +204,20 @@ class Outer(torch.optim.Optimizer):
         self.base.param_groups = self.param_groups
 
 
+class Hiding(Outer):
+    """Has a ``state_dict()`` of its own, without that of the other one."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "names": [*self.base.state_dict()]}
+
+
 class Around:
     """A training by an optimizer around another, with a schedule."""
 
-    def __init__(self, saved: Any = None, native: Any = None) -> None:
+    def __init__(self, made: type[Outer], saved: Any = None, native: Any = None) -> None:
         self.model = torch.nn.Linear(2, 1)
         torch.nn.init.ones_(self.model.weight)
-        self.optimizer = Outer(self.model.parameters())
+        self.optimizer = made(self.model.parameters())
         self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, 0.5)
         self.native = [self.model, self.optimizer, self.schedule]
         self.state = ObservedState(lambda: Subjects({"model": self.model}, captured=self.native), "register")
@@ -229,17 +236,18 @@ class Around:
             self.schedule.step()
 
 
-def test_an_optimizer_within_another_that_does_not_save_it_goes_on() -> None:
-    whole = Around()
+@pytest.mark.parametrize("made", [Outer, Hiding])
+def test_an_optimizer_within_another_that_does_not_save_it_goes_on(made: type[Outer]) -> None:
+    whole = Around(made)
     torch.nn.init.zeros_(whole.model.bias)
     whole.step(6)
-    first = Around()
+    first = Around(made)
     torch.nn.init.zeros_(first.model.bias)
     first.step(3)
     first.state.before_save()
     saved = copy.deepcopy((first.state.capture(), {}))
     native = copy.deepcopy([each.state_dict() for each in first.native])
-    again = Around(saved, native)
+    again = Around(made, saved, native)
     assert again.optimizer.base.param_groups is again.optimizer.param_groups
     again.step(3)
     assert torch.equal(again.model.weight, whole.model.weight)

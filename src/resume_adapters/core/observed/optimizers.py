@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from resume_adapters.core.observed.instances import instances
@@ -18,8 +18,10 @@ from resume_adapters.core.observed.paths import is_module
 from resume_adapters.core.observed.walk import has_state
 from resume_adapters.core.state import keys
 from resume_adapters.core.state.comparison import tensors_in
+from resume_adapters.core.state.fingerprint import value_digest
 from resume_adapters.core.state.stateful import is_optimizer, parameters_of
 from resume_adapters.core.state.untouched import attributes, is_a
+from resume_adapters.core.state.weights import place_of
 
 UNSAVED = "unregistered optimizers"
 """The root of the optimizers that nobody saves, and of their schedules."""
@@ -43,8 +45,8 @@ def registered(captured: Iterable[Any]) -> list[Any]:
         if id(each) not in found:
             found[id(each)] = each
             within = [] if is_a(each, LRScheduler) else [held for held in attributes(each).values() if _steps(held)]
-            saves_itself = is_a(each, Optimizer) and type(each).state_dict is Optimizer.state_dict
-            waiting += [held for held in within if not saves_itself or getattr(held, "state", None) is each.state]
+            saves = is_a(each, Optimizer)  # by a state_dict() that may lack what is within
+            waiting += [held for held in within if not (saves and is_a(held, Optimizer)) or is_within(held, [each])]
     return [each for each in found.values() if is_a(each, Optimizer, LRScheduler)]
 
 
@@ -53,8 +55,15 @@ def _steps(value: Any) -> bool:
     return "param_groups" in held or hasattr(type(value), "param_groups") or hasattr(type(value), "get_last_lr")
 
 
-def beside_state(steppers: Sequence[Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return optimizers and schedules by the names of roots, and the paths of what their ``state_dict()`` holds."""
+def beside_state(steppers: Sequence[Any], saved: Container[str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return optimizers and schedules by the names of roots, and the paths of what their ``state_dict()`` holds.
+
+    Their state, too, where they save it otherwise: rounded, or not at all.
+
+    Args:
+        steppers: what :func:`registered` returned.
+        saved: the roots of what a checkpoint has observed.
+    """
     from torch.optim.lr_scheduler import LRScheduler
     from torch.optim.optimizer import Optimizer
 
@@ -66,7 +75,19 @@ def beside_state(steppers: Sequence[Any]) -> tuple[dict[str, Any], dict[str, str
             root = f"{name} {index}" if index else name
             roots[root] = each
             ignored |= {f"{root}.{attribute}": "its state_dict() holds it" for attribute in held}
+    with_state = {id(each.state): each for each in steppers if is_a(each, Optimizer) and hasattr(each, "state")}
+    for index, each in enumerate(with_state.values()):
+        root = f"state of optimizer {index}"
+        roots[root] = _lost(each, is_saved=root in saved)
     return roots, ignored
+
+
+def _lost(optimizer: Any, *, is_saved: bool) -> list[dict[str, Any]]:
+    """Return what an optimizer keeps for each of its parameters, unless its ``state_dict()`` has that as it is."""
+    if is_saved:
+        return [optimizer.state.setdefault(each, {}) for each in parameters_of(optimizer)]
+    is_whole = _is_saved(dict(optimizer.state), [optimizer])
+    return [] if is_whole else [optimizer.state.get(each, {}) for each in parameters_of(optimizer)]
 
 
 def _in_state(stepper: Any) -> Iterable[str] | None:
@@ -112,8 +133,17 @@ def is_within(optimizer: Any, saved: Iterable[Any]) -> bool:
     groups = {id(group) for each in saved for group in each.param_groups}
     if not any(id(group) in groups for group in optimizer.param_groups):
         return False
-    held = {id(value) for each in saved for value in tensors_in(each.state_dict())}
-    return all(id(value) in held for value in tensors_in(dict(optimizer.state)))
+    return _is_saved(optimizer.state_dict(), saved)
+
+
+def _is_saved(state: Mapping[Any, Any], saved: Iterable[Any]) -> bool:
+    """Return whether the tensors of a state are as they are in the ``state_dict()`` of these."""
+    held = [*tensors_in(state)]
+    tensors = [value for each in saved if held for value in tensors_in(each.state_dict())]
+    places = {None, *map(place_of, tensors)}
+    others = [each for each in held if place_of(each) not in places]
+    known = {value_digest(each) for each in tensors if others}
+    return all(value_digest(each) in known for each in others)
 
 
 def unsaved(

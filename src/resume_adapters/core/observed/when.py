@@ -211,7 +211,7 @@ class ObservedState:
         steppers = registered(subjects.captured)
         saved = [leaf.path.steps[0].key for leaf in self._saved if leaf.path.root == UNSAVED]
         others, unclear = unsaved([*self._stepped], steppers, subjects.captured, saved)
-        roots, ignored = beside_state(steppers)
+        roots, ignored = beside_state(steppers, {leaf.path.root for leaf in self._saved})
         return replace(
             subjects,
             roots={**roots, **subjects.roots, UNSAVED: others},

@@ -52,7 +52,7 @@ def copies(live: Mapping[str, Any], shared: Iterable[Any], largest: float = math
         made = {name: copy.deepcopy(each, memo) for name, each in live.items()}
         for each in filter(is_optimizer, held):  # torch copies no further attributes of an optimizer
             other = memo[id(each)]
-            for name in vars(each).keys() - vars(other).keys():
+            for name in [name for name in vars(each) if name not in vars(other) or "state_dict" in name]:  # and hooks
                 setattr(other, name, copy.deepcopy(vars(each)[name], memo))
     except NotRehearsed:
         raise
