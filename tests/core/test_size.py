@@ -23,7 +23,7 @@ BUDGETS = {
     "core/run": 1_190,
     "core/run_directory": 1_070,
     "core/saving": 700,
-    "core/session": 2_580,
+    "core/session": 2_610,
     "core/state": 1_940,
     "core/stop": 370,
     "core/storage": 470,
@@ -37,7 +37,7 @@ BUDGETS = {
     "integrations": 100,
     "integrations/deepspeed_engine": 620,
     "integrations/trackers": 90,
-    "lightning": 2_320,
+    "lightning": 2_310,
 }
 """Lines of code, rounded up to the next ten: whoever deletes lowers it, and whoever needs more deletes first."""
 

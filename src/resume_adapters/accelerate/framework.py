@@ -34,7 +34,7 @@ from resume_adapters.core.session.framework import ForkState, FrameworkFacts
 from resume_adapters.core.session.session import Session
 from resume_adapters.core.session.settings import LaunchSettings, read_settings
 from resume_adapters.core.state.records import Record, Source
-from resume_adapters.core.state.stateful import Stateful, StatefulGroup
+from resume_adapters.core.state.stateful import REGISTERED, Stateful, StatefulGroup
 from resume_adapters.errors import UnsupportedSetting
 from resume_adapters.integrations import accelerate_state
 from resume_adapters.integrations.accelerate_state import layout
@@ -96,9 +96,8 @@ class AccelerateFramework(LoopFramework):
 
     def trained(self) -> Trained:
         """Return what was prepared or registered."""
-        strategy = self._strategy
-        optimizers = [each for outer in strategy.optimizers for each in _with_inner(outer)]
-        modules = [each for each in [*strategy.models, *self.registered] if is_module(each)]
+        optimizers = [each for outer in self._strategy.optimizers for each in _with_inner(outer)]
+        modules = [each for each in [*self._strategy.models, *self.registered] if is_module(each)]
         partitioned = self.accelerator.distributed_type == DistributedType.DEEPSPEED
         return Trained([*optimizers, *self.registered], modules, are_partitioned=partitioned)
 
@@ -220,7 +219,7 @@ class AccelerateFramework(LoopFramework):
         if self.accelerator.scaler is not None:
             found["scaler"] = self.accelerator.scaler
         if self.registered:
-            found["registered"] = StatefulGroup(self._registered, announce=self._registered.log_order)
+            found[REGISTERED] = StatefulGroup(self._registered, announce=self._registered.log_order)
         return found
 
     def subjects(self) -> Subjects:

@@ -26,7 +26,7 @@ from resume_adapters.core.saving.staging import StagingOptions, own_methods
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.framework import ForkState, Framework, FrameworkFacts
 from resume_adapters.core.session.loaders import missing_lines
-from resume_adapters.core.session.rehearsal import NotRehearsed, copies, overwrite
+from resume_adapters.core.session.rehearsal import NotRehearsed, copies, load_copy, overwrite
 from resume_adapters.core.session.rescale import Schedules
 from resume_adapters.core.session.settings import LaunchSettings
 from resume_adapters.core.state import keys
@@ -56,9 +56,6 @@ _READ = (
 """What Lightning itself reads of a checkpoint, beside what a precision plugin and a datamodule have saved."""
 
 _ONLY_RESUMED = ("optimizer_states", "lr_schedulers", "loops", "callbacks")  # seam: lightning 2.4-2.6
-
-_LARGEST_CALLBACK = 1e8
-"""Bytes of arrays in a callback that is copied at the first save."""
 
 _OF_LIGHTNING = frozenset(_READ) - {"callbacks"}
 """What no hook adds to."""
@@ -217,20 +214,8 @@ class LightningFramework(Framework):
     def _rehearse_callbacks(self, states: dict[str, Any]) -> None:
         trainer = self._trainer
         beside = [trainer, trainer.lightning_module, trainer.datamodule, *trainer.callbacks]
-        for each in trainer.callbacks:
-            if each.state_key not in states:
-                continue
-            try:
-                copied = copies({"": each}, beside, _LARGEST_CALLBACK)[""]
-            except NotRehearsed:  # others can be copied
-                continue
-            try:
-                copied.load_state_dict(states[each.state_key])
-            except Exception as error:  # of any kind: it is the script's method
-                raise UnsupportedSetting(
-                    f"{type(each).__name__} does not load what it saves ({type(error).__name__}: {error}), so that no "
-                    "launch could resume: correct its load_state_dict(), or leave it out"
-                ) from error
+        for each in [each for each in trainer.callbacks if each.state_key in states]:
+            load_copy(type(each).__name__, each, states[each.state_key], beside)
 
     def _rehearse_module(self, module: Any, content: dict[str, Any]) -> None:
         live = updated(self._trainer.lightning_module)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from resume_adapters.core.session import finished
-from resume_adapters.errors import NotRestored
+from resume_adapters.errors import NotRestored, UnsupportedSetting
 from resume_adapters.loop import register_for_resume
 
 
@@ -127,6 +128,33 @@ class Within(torch.optim.Optimizer):
         self.param_groups = self.base.param_groups
 
 
+class Part:
+    """A part of the script, which loads its state in some way."""
+
+    def __init__(self, load: Callable[[Part, Any], None], beside: Any = None) -> None:
+        self.load, self.beside = load, beside
+        self.total, self.count = torch.ones(2), 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"total": self.total, "count": self.count}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.load(self, state_dict)
+
+
+def loads_all(part: Part, state: dict[str, Any]) -> None:
+    part.total.copy_(state["total"])
+    part.count = state["count"]
+
+
+def loads_another(part: Part, state: dict[str, Any]) -> None:
+    part.total, part.count = state["total"], 0
+
+
+def loads_what_is_not_there(part: Part, state: dict[str, Any]) -> None:
+    part.count = state["steps"]
+
+
 class Interrupted(Exception):
     pass
 
@@ -175,6 +203,32 @@ def test_what_drops_its_state_is_refused_at_the_first_save(given: Any, found: st
     with pytest.raises(NotRestored, match=found):
         train(tmp_path, *given)
     assert not list(tmp_path.glob("**/manifest.json"))
+
+
+@pytest.mark.parametrize(
+    ("load", "error", "found"),
+    [
+        (loads_another, NotRestored, r"average was loaded, .* count: saved 1, restored 0"),
+        (loads_what_is_not_there, UnsupportedSetting, r"average does not load what it saves \(KeyError: 'steps'\), so"),
+    ],
+)
+def test_a_part_that_drops_its_state_is_refused_at_the_first_save(
+    load: Any, error: type[Exception], found: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=found):
+        train(tmp_path / "run", torch.nn.Linear(1, 1), options={"average": Part(load)})
+    assert not list(tmp_path.glob("**/manifest.json"))
+    for name, options in {"a lock": {}, "not proved": {"verify": False}}.items():
+        part = Part(load, None if options else threading.Lock())  # which has no copy
+        train(tmp_path / name, torch.nn.Linear(1, 1), options={"average": part, **options})
+
+
+def test_a_part_is_not_touched(tmp_path: Path) -> None:
+    part, model = Part(loads_all), torch.nn.Linear(1, 1)
+    part.beside = model
+    total, held = part.total, [part.total, model.weight]
+    train(tmp_path, model, options={"average": part})
+    assert part.total is total and [part.total, model.weight] == held and part.beside is model
 
 
 @pytest.mark.parametrize("made", [OneMore, Nested, Halves, Averages])

@@ -187,11 +187,11 @@ class CheckpointReader:
         """
         if not isinstance(part, StatefulGroup):
             return
-        added = sorted(part.names - set(saved))
+        added = sorted(part.named.keys() - set(saved))
         if added:
             raise self._lacks(f"{name}: {added[0]}")
         for each in saved:
-            if each not in part.names and self._rank == 0:
+            if each not in part.named and self._rank == 0:
                 self.log_dropped(f"{name}: {each}")
 
     def log_dropped(self, name: str) -> None:
@@ -220,4 +220,4 @@ def _of_part(part: Stateful, saved: Any) -> Any:
     """Return what was saved of a part; of a group, of the objects that are in it now."""
     if not isinstance(part, StatefulGroup):
         return saved
-    return {name: state for name, state in saved.items() if name in part.names}
+    return {name: state for name, state in saved.items() if name in part.named}

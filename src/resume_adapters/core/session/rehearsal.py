@@ -16,9 +16,11 @@ from resume_adapters.core import devices
 from resume_adapters.core.observed.leaves import is_array
 from resume_adapters.core.observed.paths import is_module
 from resume_adapters.core.saving.block import available_memory
+from resume_adapters.core.state.comparison import copied, verify_equal
 from resume_adapters.core.state.stateful import is_optimizer
 from resume_adapters.core.state.untouched import is_a
 from resume_adapters.core.storage.local import LocalStorage
+from resume_adapters.errors import UnsupportedSetting
 
 
 class NotRehearsed(Exception):
@@ -59,6 +61,47 @@ def copies(live: Mapping[str, Any], shared: Iterable[Any], largest: float = math
     except Exception as error:  # of any kind: it is the script's objects that are copied
         raise NotRehearsed(f"what is trained cannot be copied ({type(error).__name__}: {error})") from error
     return made
+
+
+def load_copy(name: str, live: Any, saved: Any, shared: Iterable[Any] = ()) -> Any:
+    """Load what something of the script has saved into a copy of it; ``None`` if it has none, or holds 100 MB or more.
+
+    Args:
+        name: what a user calls it.
+        shared: see :func:`copies`.
+
+    Raises:
+        UnsupportedSetting: it does not load it.
+    """
+    try:
+        made = copies({name: live}, shared, _LARGEST)[name]
+    except NotRehearsed:  # others can be copied
+        return None
+    try:
+        made.load_state_dict(copied(saved))
+    except Exception as error:  # of any kind: it is the script's method
+        raise UnsupportedSetting(
+            f"{name} does not load what it saves ({type(error).__name__}: {error}), so that no launch could resume: "
+            "correct its load_state_dict(), or leave it out"
+        ) from error
+    return made
+
+
+def rehearse_part(name: str, part: Any) -> None:
+    """Load the state of a user's part into a copy of it, where it has one, and verify it.
+
+    Raises:
+        UnsupportedSetting: it does not load it.
+        NotRestored: it is not the same after that.
+    """
+    saved = part.state_dict()
+    made = load_copy(name, part, saved)
+    if made is not None:
+        verify_equal(name, saved, made.state_dict())
+
+
+_LARGEST = 1e8
+"""Bytes of arrays in something of the script that is copied, at most."""
 
 
 class _Memo(dict[int, Any]):

@@ -40,7 +40,7 @@ from resume_adapters.core.session.loaders import LoaderRestorer
 from resume_adapters.core.session.messages import PartEntries, log_finished, log_missing
 from resume_adapters.core.session.options import ResumeOptions
 from resume_adapters.core.session.records import SHARD_DIGESTS, LaunchState, OrderDigest, RankState, data_cursor
-from resume_adapters.core.session.rehearsal import NotRehearsed
+from resume_adapters.core.session.rehearsal import NotRehearsed, rehearse_part
 from resume_adapters.core.session.rescale import Rescale
 from resume_adapters.core.session.restore import Restorer
 from resume_adapters.core.session.settings import SettingsComparison, of_launch
@@ -50,7 +50,7 @@ from resume_adapters.core.state.constants import CONSTANTS, Constants, left_out
 from resume_adapters.core.state.ddp_buckets import hook_states
 from resume_adapters.core.state.rng import capture_with, restore_with
 from resume_adapters.core.state.sharded_digest import ShardDigests
-from resume_adapters.core.state.stateful import Stateful, StaticState
+from resume_adapters.core.state.stateful import REGISTERED, Stateful, StatefulGroup, StaticState
 from resume_adapters.core.state.weights import architecture, architecture_digest, resized
 from resume_adapters.errors import ResumeError, UnsupportedSetting
 
@@ -266,19 +266,24 @@ class Session:
 
         Of a module, ``state_dict()`` lacks the plain attributes: the place in a queue whose entries are a buffer.
         """
-        subjects, parts = self.framework.subjects(), self.options.parts.values()
+        subjects, parts = self.framework.subjects(), self._declared()
         is_many = self.run.ranks.world_size > 2  # the sum of two does not depend on their order
         sums = [each.problem for each in self.restorer.concluded_buckets() if each.problem and is_many]
-        held = [getattr(part, "generator", part) for part in parts]
-        modules = {name: part for name, part in self.options.parts.items() if is_module(part)}
+        held = [getattr(part, "generator", part) for part in parts.values()]
+        modules = {name: part for name, part in parts.items() if is_module(part)}
         roots = {**modules, **subjects.roots, **hook_states(self.framework.modules())}
         return dataclasses.replace(
             subjects,
             roots=roots,
-            captured=[*subjects.captured, *parts, *held],
-            unsaved=[*subjects.unsaved, *left_out(self.framework.modules())],
+            captured=[*subjects.captured, *parts.values(), *held],
+            unsaved=[*subjects.unsaved, *left_out([*self.framework.modules(), *modules.values()])],
             unnamed=[*subjects.unnamed, *self.loaders.missing(), *sums],
         )
+
+    def _declared(self) -> dict[str, Any]:
+        """Return the user's parts, and what was registered without a name."""
+        registered = self.framework.parts().get(REGISTERED)
+        return {**self.options.parts, **(registered.named if isinstance(registered, StatefulGroup) else {})}
 
     def _looked_at(self) -> list[Any]:
         subjects = self.subjects()
@@ -537,6 +542,8 @@ class Session:
         before = rng.capture()
         try:
             if self.options.verify:
+                for name, part in self._declared().items():
+                    rehearse_part(name, part)
                 self.framework.rehearse(self.restorer.read(Checkpoint(directory, 0, None)))
         except NotRehearsed as reason:
             if self.run.ranks.rank == 0:

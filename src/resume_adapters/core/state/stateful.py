@@ -10,9 +10,12 @@ from resume_adapters.core.state import rng
 from resume_adapters.core.state.untouched import attributes
 from resume_adapters.errors import StateMismatch, UnsupportedSetting
 
+REGISTERED = "registered"
+"""The part of what a script registers without a name."""
+
 RESERVED = (
     *("architecture", "buffers", "callbacks", "constant_tensors", "held_buffers", "live_weights", "manifest"),
-    *("metrics", "observed_tensors", "registered", "scaler", "trackers"),
+    *("metrics", "observed_tensors", REGISTERED, "scaler", "trackers"),
 )
 """Names of this package's own parts; a user's parts cannot have them, under any framework."""
 
@@ -135,25 +138,23 @@ class StatefulGroup:
     Args:
         named: the objects, by names that are the same in every launch.
         announce: called with what was saved before it is restored.
+
+    Attributes:
+        named: those objects.
     """
 
     def __init__(self, named: Mapping[str, Stateful], announce: Callable[[Mapping[str, Any]], object] = bool) -> None:
-        self._named = named
+        self.named = named
         self._announce = announce
-
-    @property
-    def names(self) -> set[str]:
-        """The names."""
-        return set(self._named)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of each, by name."""
-        return {name: each.state_dict() for name, each in self._named.items()}
+        return {name: each.state_dict() for name, each in self.named.items()}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Restore each object whose name was saved."""
         self._announce(saved)
-        for name, each in self._named.items():
+        for name, each in self.named.items():
             if name in saved:
                 restore_state(each, saved[name])
 
