@@ -325,7 +325,7 @@ def _seeds() -> list[Any]:
     few, count = 40, int(os.environ.get("RESUME_ADAPTERS_FUZZ", "300"))
     return [
         pytest.param(range(few), id="few"),
-        pytest.param(range(few, max(count, 2 * few)), marks=pytest.mark.thorough, id="further"),
+        pytest.param(range(few, max(count, 2 * few)), marks=[pytest.mark.thorough, pytest.mark.long], id="further"),
     ]
 
 

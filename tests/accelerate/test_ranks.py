@@ -49,6 +49,7 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
 
 SELDOM = (
     "plain",
+    "three-ranks-static-graph",
     "seedable",
     "stateful",
     "dispatched-stateful",

@@ -58,7 +58,7 @@ SELDOM = [pytest.mark.thorough, pytest.mark.long]
     [
         pytest.param(2, {"FSDP": "SHARDED_STATE_DICT"}, marks=pytest.mark.thorough),
         pytest.param(2, {"FSDP": "SHARDED_STATE_DICT", "KEEPS_WHOLE": "1"}, marks=SELDOM),
-        pytest.param(4, {"FSDP": "SHARDED_STATE_DICT", "REPLICAS": "2"}, marks=pytest.mark.thorough),
+        pytest.param(4, {"FSDP": "SHARDED_STATE_DICT", "REPLICAS": "2"}, marks=SELDOM),
         pytest.param(2, {"FSDP": "FULL_STATE_DICT"}, marks=SELDOM),
         pytest.param(4, {"FSDP": "FULL_STATE_DICT", "REPLICAS": "2"}, marks=SELDOM),
     ],

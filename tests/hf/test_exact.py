@@ -105,6 +105,9 @@ SELDOM = (
     "registered-generator",
     "device-own-generator",
     "device-lora",
+    "elastic-shards-workers",
+    "save-each-epoch-persistent",
+    "user-compile",
 )
 """What a loader may be is varied in the tests of the core too, and in ``torch_loop``."""
 

@@ -32,7 +32,6 @@ IS_OLD = Version(accelerate.__version__) < Version("1.13")
 @pytest.mark.parametrize(
     ("kind", "kills"),
     [
-        ("SHARDED_STATE_DICT", [EARLY]),
         ("FULL_STATE_DICT", [EARLY]),
         ("SHARDED_STATE_DICT", [EARLY, MIDDLE]),
     ],

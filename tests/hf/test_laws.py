@@ -293,6 +293,7 @@ WRAPPED = {"user_compile": True, "traced": False}
 
 
 @pytest.mark.thorough
+@pytest.mark.long
 def test_compiled_and_plain_restore_alike(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     plain = {"args": {"remove_unused_columns": False}}
     kills = [{**KILL, "step": step} for step in (8, 13, 18)]

@@ -19,7 +19,7 @@ JOB = Path(__file__).parent / "recovery_job.py"
     ("ranks", "settings"),
     [
         pytest.param(2, {}, marks=pytest.mark.long),
-        pytest.param(2, recovering.ON_DEVICE, id="device"),
+        pytest.param(2, recovering.ON_DEVICE, id="device", marks=pytest.mark.long),
         pytest.param(3, {}, marks=pytest.mark.long),
     ],
 )

@@ -216,6 +216,7 @@ def test_a_finished_run_launched_again_does_nothing(
 
 
 @pytest.mark.thorough
+@pytest.mark.long
 def test_a_hundred_runs_of_one_loop_leave_nothing(bench: contract.Bench, tmp_path: Path) -> None:
     """Law 12."""
     contract.opened_and_closed_leaves_nothing(bench, tmp_path, {"save_every": 1, "accumulate": 1})

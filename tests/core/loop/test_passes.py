@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from resume_adapters.errors import UnsupportedSetting
+from selection import often
 
 from plain_torch import Killed, Launch, killed_after
 
@@ -147,7 +148,10 @@ SHAPES: dict[str, Callable[[Several], None]] = {
 }
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+OFTEN = ("nested", "three_together", "endless_ones_without_epochs", "begun_again_by_hand_without_epochs")
+
+
+@pytest.mark.parametrize("shape", often(SHAPES, *OFTEN, seldom=SHAPES.keys() - {*OFTEN}))
 def test_left_at_any_batch_each_pass_goes_on(tmp_path: Path, shape: str) -> None:
     options = {"shape": shape, "epochs": 2, "save_every": 1}
     reference = Several(tmp_path / "never", **options)()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from resume_adapters.core.session import finished
+from resume_adapters.core.session.rehearsal import NotRehearsed, copies
 from resume_adapters.errors import NotRestored, UnsupportedSetting
 from resume_adapters.loop import register_for_resume
 
@@ -128,6 +130,13 @@ class Within(torch.optim.Optimizer):
         self.param_groups = self.base.param_groups
 
 
+class Single(Halves):
+    """Has no second one."""
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self
+
+
 class Part:
     """A part of the script, which loads its state in some way."""
 
@@ -231,10 +240,11 @@ def test_a_part_is_not_touched(tmp_path: Path) -> None:
     assert part.total is total and [part.total, model.weight] == held and part.beside is model
 
 
-@pytest.mark.parametrize("made", [OneMore, Nested, Halves, Averages])
+@pytest.mark.parametrize("made", [OneMore, Nested, Halves, Averages, Single])
 def test_what_a_state_dict_changes_or_has_beside_tensors_comes_back(
     made: type[OneMore], tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    caplog.set_level(logging.INFO)
     whole: Any = train(tmp_path / "whole", made(1, 1), options={"verify": False})  # which loads nothing back
     with pytest.raises(Interrupted):
         train(tmp_path / "run", made(1, 1), interrupted_after=5)
@@ -243,7 +253,7 @@ def test_what_a_state_dict_changes_or_has_beside_tensors_comes_back(
     again: Any = train(tmp_path / "run", made(1, 1))
     for each in (resumed, again):
         assert torch.equal(each.mean, whole.mean) and torch.equal(each.weight, whole.weight)
-    assert "loaded back" not in caplog.text
+    assert ("gives itself as its copy" in caplog.text) is (made is Single)
 
 
 @pytest.mark.parametrize("made", [HalfMoments, hooked, NoMoments, Within])
@@ -253,6 +263,11 @@ def test_what_an_optimizer_does_not_save_as_it_is_comes_back(made: Any, tmp_path
         train(tmp_path / "run", torch.nn.Linear(1, 1), made, interrupted_after=5)
     resumed: Any = train(tmp_path / "run", torch.nn.Linear(1, 1), made)
     assert torch.equal(resumed.weight, whole.weight) and torch.equal(resumed.bias, whole.bias)
+
+
+def test_a_module_that_holds_one_without_a_copy_has_none() -> None:
+    with pytest.raises(NotRehearsed, match="or a module in it, gives itself as its copy"):
+        copies({"model": torch.nn.Sequential(Single(1, 1))}, [])
 
 
 def test_a_scripted_model_trains_as_its_original(tmp_path: Path) -> None:

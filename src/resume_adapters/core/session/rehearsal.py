@@ -52,6 +52,8 @@ def copies(live: Mapping[str, Any], shared: Iterable[Any], largest: float = math
         for each in _computed(held):  # torch copies no tensor with a graph; weight_norm and routers keep some
             memo[id(each)] = each.detach()
         made = {name: copy.deepcopy(each, memo) for name, each in live.items()}
+        if _identities(live) & _identities(made):
+            raise NotRehearsed("what is trained, or a module in it, gives itself as its copy")
         for each in filter(is_optimizer, held):  # torch copies no further attributes of an optimizer
             other = memo[id(each)]
             for name in [name for name in vars(each) if name not in vars(other) or "state_dict" in name]:  # and hooks
@@ -94,9 +96,7 @@ def rehearse_part(name: str, part: Any) -> None:
         UnsupportedSetting: it does not load it.
         NotRestored: it is not the same after that.
     """
-    saved = part.state_dict()
-    made = load_copy(name, part, saved)
-    if made is not None:
+    if (made := load_copy(name, part, saved := part.state_dict())) is not None:
         verify_equal(name, saved, made.state_dict())
 
 
@@ -161,6 +161,11 @@ def _tensors(held: Iterable[Any]) -> Iterator[Any]:
         elif is_optimizer(each):
             for state in each.state.values():
                 yield from (value for value in state.values() if hasattr(value, "data_ptr"))
+
+
+def _identities(live: Mapping[str, Any]) -> set[int]:
+    held = [each for each in _flat(live) if each is not None]
+    return {id(each) for each in (*held, *_tensors(held))}
 
 
 def _computed(held: Iterable[Any]) -> Iterator[Any]:
