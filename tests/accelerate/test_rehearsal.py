@@ -43,8 +43,8 @@ class Averaging(torch.nn.Linear):
         for own, each in zip(self.parameters(), model.parameters(), strict=True):
             own.data.lerp_(each.data, 1 / self.steps)
 
-    def state_dict(self, *arguments: Any, **options: Any) -> Any:
-        return {name: each.half() for name, each in super().state_dict(*arguments, **options).items()}
+    def state_dict(self) -> Any:  # type: ignore[override]
+        return {name: each.half() for name, each in super().state_dict().items()}
 
 
 class Interrupted(Exception):

@@ -24,7 +24,7 @@ BUDGETS = {
     "core/run_directory": 1_070,
     "core/saving": 700,
     "core/session": 2_610,
-    "core/state": 1_940,
+    "core/state": 1_950,
     "core/stop": 370,
     "core/storage": 470,
     "core/tiers": 1_450,

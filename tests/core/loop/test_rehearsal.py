@@ -63,6 +63,16 @@ class Nested(OneMore):
         return super().load_state_dict(state_dict["layers"], strict=False)
 
 
+class Plain(OneMore):
+    """Has methods of its own, without further arguments."""
+
+    def state_dict(self) -> Any:  # type: ignore[override]
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: Any) -> Any:  # type: ignore[override]
+        return super().load_state_dict(state_dict, strict=False)
+
+
 class Halves(OneMore):
     """Saves half of each weight's bits."""
 
@@ -240,7 +250,7 @@ def test_a_part_is_not_touched(tmp_path: Path) -> None:
     assert part.total is total and [part.total, model.weight] == held and part.beside is model
 
 
-@pytest.mark.parametrize("made", [OneMore, Nested, Halves, Averages, Single])
+@pytest.mark.parametrize("made", [OneMore, Nested, Plain, Halves, Averages, Single])
 def test_what_a_state_dict_changes_or_has_beside_tensors_comes_back(
     made: type[OneMore], tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

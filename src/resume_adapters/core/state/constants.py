@@ -15,7 +15,7 @@ from resume_adapters.core.log import logger
 from resume_adapters.core.state import keys
 from resume_adapters.core.state.comparison import are_same
 from resume_adapters.core.state.stateful import fill
-from resume_adapters.core.state.weights import place_of, saved_tensors, weight_digests
+from resume_adapters.core.state.weights import live_state, place_of, saved_tensors, weight_digests
 from resume_adapters.errors import NotRestored
 
 CONSTANTS = "constant_tensors"
@@ -82,7 +82,7 @@ def _constants(modules: Iterable[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _held_by(module: Any) -> dict[str, Any]:
-    saved = module.state_dict(keep_vars=True)
+    saved = live_state(module)
     frozen = {name: each for name, each in module.named_parameters() if not each.requires_grad}
     return {**frozen, **{name: each for name, each in module.named_buffers() if name not in saved}}
 
@@ -96,7 +96,7 @@ def left_out(modules: Iterable[Any]) -> list[Any]:
     for module in modules:
         if any(keys.FSDP in name for name, _ in module.named_parameters()):  # FSDP1 would gather the whole model
             continue
-        saved = keys.of_modules([saved_tensors(module.state_dict(keep_vars=True))])  # FSDP2 shards it again for that
+        saved = keys.of_modules([saved_tensors(live_state(module))])  # FSDP2 shards it again for that
         trained = {name: each for name, each in module.named_parameters() if each.requires_grad}
         places = {place_of(each) for each in saved.values()} - {None}
         others = keys.of_modules([trained | dict(module.named_buffers())])

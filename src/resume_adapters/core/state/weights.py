@@ -127,16 +127,30 @@ def load_weights(module: torch.nn.Module, saved: dict[str, torch.Tensor], checkp
             "Build the model as it was when it was saved",
             path=checkpoint,
         )
-    module.load_state_dict({key: saved[name] for key, name in found.saved_by_live.items()}, strict=False)
+    tensors = {key: saved[name] for key, name in found.saved_by_live.items()}
+    try:
+        module.load_state_dict(tensors, strict=False)
+    except TypeError:  # the script has written it, without further arguments
+        module.load_state_dict(tensors)
+
+
+def live_state(module: torch.nn.Module) -> dict[str, Any]:
+    """Return the state dict of a module, with its parameters themselves where its own method can give them."""
+    try:
+        return module.state_dict(keep_vars=True)
+    except TypeError:  # the script has written it, without arguments
+        return module.state_dict()
 
 
 def updated(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Return the parameters that train and the buffers of a state dict, each once, by name without wrapper prefixes."""
-    live, found = module.state_dict(keep_vars=True), dict[str, Any]()
-    left = {id(each) for each in [*module.buffers(), *(one for one in module.parameters() if one.requires_grad)]}
+    live, found = live_state(module), dict[str, Any]()
+    trained = [*module.buffers(), *(each for each in module.parameters() if each.requires_grad)]
+    left = {place_of(each) or id(each) for each in trained}
     for name, key in keys.canonical(live).items():
-        if id(live[key]) in left:  # a quantised module saves further tensors, which hold what is frozen
-            left.remove(id(live[key]))
+        place = place_of(live[key]) or id(live[key])
+        if place in left:  # a quantised module saves further tensors, which hold what is frozen
+            left.remove(place)
             found[name] = live[key].detach()
     return found
 
