@@ -18,6 +18,9 @@ import pytest
 import waiting
 from resume_adapters.cli import checks
 from resume_adapters.cli.checks import Finding, Measured
+from resume_adapters.cli.commands import doctor
+from resume_adapters.cli.commands.run import base_environment, reached
+from resume_adapters.cli.drill.job import Job
 from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.storage.base import Stamp
@@ -116,6 +119,20 @@ def test_the_first_save_of_a_script_says_what_it_takes_and_what_it_lacks(
     assert "a step and a save take" in by_check(found, "grace")[0]["found"]
     assert "room for 4 more" in by_check(found, "space")[0]["expected"], "it keeps three"
     assert by_check(found, "PYTHONHASHSEED")[0]["level"] == "green"
+
+
+def test_a_command_that_saves_again_before_it_ends_is_measured_by_its_first_save(
+    tmp_path: Path, script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Late(Job):
+        def wait(self, points: Any, until: Any = bool) -> str | None:
+            return super().wait(points, lambda: len([*self.trace.of("committed")]) > 1)
+
+    monkeypatch.setattr(doctor, "Job", Late)
+    environment = base_environment()
+    words = reached([str(script), str(tmp_path / "run")], environment)
+    save, *_ = doctor._first_save(words, environment, tmp_path / "job", None, 60)
+    assert save is not None and save.manifest.step == 4
 
 
 @pytest.mark.thorough

@@ -198,7 +198,7 @@ class InterruptibleEvaluation:
         if value > best if args.greater_is_better else value < best:
             control.should_save = True
             if not self._session.stopping:
-                self._session.set_reason("best")
+                self._session.reason = "best"
 
     def metrics(self) -> dict[str, float | None]:
         """Return the metrics of this step's weights; none of an earlier step, by which retention would rank them."""

@@ -173,10 +173,15 @@ def _first_save(
         steps = [event["time"] for event in job.trace.of("step") if event["rank"] == 0]
         took = seen["committed"]["time"] - seen["save"]["time"]
         step = max((after - before for before, after in itertools.pairwise(steps)), default=0.0)
-        found = _measured(run_directory.read(Path(seen["start"]["run_directory"])))
+        run = run_directory.read(Path(seen["start"]["run_directory"]))
+        found = _measured(run)
         assert found is not None, "it is committed"
+        manifests = {row.manifest.step: row.manifest for row in run.rows if row.manifest is not None}
+        first = manifests.get(seen["committed"]["step"], found.manifest)  # before it ends, it may save again
         kept, to_come = _kept(seen["start"]["keep"]), found.to_come + 1 if save_every is None else 0
-        found = msgspec.structs.replace(found, seconds=took, step_seconds=step, kept=kept, to_come=to_come)
+        found = msgspec.structs.replace(
+            found, manifest=first, seconds=took, step_seconds=step, kept=kept, to_come=to_come
+        )
         return found, seen["start"], []
     ended = "trains without this package" if code is None else f"ended with exit code {code} and without a save"
     then = "see the end of its output; docs/getting-started.md says how a script is reached"

@@ -382,7 +382,7 @@ class ResumableLoop:
         if self._closed or self._resumed is None:
             return
         self._is_asked = True
-        self._session.set_reason(reason)
+        self._session.reason = reason
         if not self._is_in_body:
             self._end_of_body()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from resume_adapters.core.observed.instances import instances
@@ -86,10 +86,7 @@ def _lost(optimizer: Any, *, is_saved: bool) -> list[dict[str, Any]]:
     """Return what an optimizer keeps for each of its parameters, unless its ``state_dict()`` has that as it is."""
     if is_saved:
         return [optimizer.state.setdefault(each, {}) for each in parameters_of(optimizer)]
-    try:
-        is_whole = _is_saved(dict(optimizer.state), [optimizer])
-    except Exception:  # of any kind: one within an engine, whose files have its state, steps other tensors by now
-        is_whole = True
+    is_whole = _is_saved(lambda: optimizer.state, [optimizer])
     return [] if is_whole else [optimizer.state.get(each, {}) for each in parameters_of(optimizer)]
 
 
@@ -136,13 +133,16 @@ def is_within(optimizer: Any, saved: Iterable[Any]) -> bool:
     groups = {id(group) for each in saved for group in each.param_groups}
     if not any(id(group) in groups for group in optimizer.param_groups):
         return False
-    return _is_saved(optimizer.state_dict(), saved)
+    return _is_saved(optimizer.state_dict, saved)
 
 
-def _is_saved(state: Mapping[Any, Any], saved: Iterable[Any]) -> bool:
+def _is_saved(state: Callable[[], Mapping[Any, Any]], saved: Iterable[Any]) -> bool:
     """Return whether the tensors of a state are as they are in the ``state_dict()`` of these."""
-    held = [*tensors_in(state)]
-    tensors = [value for each in saved if held for value in tensors_in(each.state_dict())]
+    try:
+        held = [*tensors_in(dict(state()))]
+        tensors = [value for each in saved if held for value in tensors_in(each.state_dict())]
+    except Exception:  # of any kind: one within an engine, whose files have its state, steps other tensors by now
+        return True
     places = {None, *map(place_of, tensors)}
     others = [each for each in held if place_of(each) not in places]
     known = {value_digest(each) for each in tensors if others}

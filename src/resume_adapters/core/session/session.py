@@ -369,10 +369,6 @@ class Session:
             self.held.attempt.pulse.stop()
         self.run.saver.drain()
 
-    def set_reason(self, reason: str) -> None:
-        """Set why the next checkpoint is saved."""
-        self.reason = reason
-
     def require_metrics(self, found: Iterable[str]) -> None:
         """Check that an evaluation has what the retention policy ranks by, before anything is removed because of it.
 
