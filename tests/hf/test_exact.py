@@ -109,7 +109,7 @@ SELDOM = (
     "save-each-epoch-persistent",
     "user-compile",
 )
-"""What a loader may be is varied in the tests of the core too, and in ``torch_loop``."""
+"""What a loader may be is varied in the tests of the core too, and in ``torch_loop``; another case compiles as well."""
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ class Subjects:
 
     def identities(self) -> set[int]:
         """Return the identities of what others capture; of a module, also of the tensors that its state dict holds."""
-        return _identities(self.captured) - {id(tensor) for tensor in self.unsaved}
+        return identities(self.captured) - {id(tensor) for tensor in self.unsaved}
 
 
 @dataclass
@@ -207,7 +207,7 @@ class _Walk:
         self._subjects = subjects
         self._left = objects
         self._has_time = has_time
-        self._known = _identities(subjects.captured)  # of captured modules, also what nobody saves all the same
+        self._known = identities(subjects.captured)  # of captured modules, also what nobody saves all the same
         self._captured = self._known - {id(tensor) for tensor in subjects.unsaved}
         self._seen: set[int] = set()
         self._stateful: set[int] = set()
@@ -348,7 +348,7 @@ _WRAPPERS = ("torch.nn.parallel.", "torch.distributed.", "torch._dynamo.", "deep
 """Modules of Python whose torch modules wrap others: their own attributes are machinery."""
 
 
-def _identities(objects: Iterable[Any]) -> set[int]:
+def identities(objects: Iterable[Any]) -> set[int]:
     """Return the identities of objects; of a module, also of what its state dict holds."""
     found = set()
     for each in objects:

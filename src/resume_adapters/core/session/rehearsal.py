@@ -15,6 +15,7 @@ from typing import Any
 from resume_adapters.core import devices
 from resume_adapters.core.observed.leaves import is_array
 from resume_adapters.core.observed.paths import is_module
+from resume_adapters.core.observed.walk import identities
 from resume_adapters.core.saving.block import available_memory
 from resume_adapters.core.state.comparison import copied, verify_equal
 from resume_adapters.core.state.stateful import is_optimizer
@@ -52,7 +53,7 @@ def copies(live: Mapping[str, Any], shared: Iterable[Any], largest: float = math
         for each in _computed(held):  # torch copies no tensor with a graph; weight_norm and routers keep some
             memo[id(each)] = each.detach()
         made = {name: copy.deepcopy(each, memo) for name, each in live.items()}
-        if _identities(live) & _identities(made):
+        if identities(held) & identities(_flat(made)):
             raise NotRehearsed("what is trained, or a module in it, gives itself as its copy")
         for each in filter(is_optimizer, held):  # torch copies no further attributes of an optimizer
             other = memo[id(each)]
@@ -161,11 +162,6 @@ def _tensors(held: Iterable[Any]) -> Iterator[Any]:
         elif is_optimizer(each):
             for state in each.state.values():
                 yield from (value for value in state.values() if hasattr(value, "data_ptr"))
-
-
-def _identities(live: Mapping[str, Any]) -> set[int]:
-    held = [each for each in _flat(live) if each is not None]
-    return {id(each) for each in (*held, *_tensors(held))}
 
 
 def _computed(held: Iterable[Any]) -> Iterator[Any]:
