@@ -130,6 +130,58 @@ def begun_again_by_hand_without_epochs(run: Several) -> None:
         run.step(draw(run.a), draw(run.c))
 
 
+def made_once_for_all_epochs(run: Several) -> None:
+    batches = run.loop.batches(run.a)
+    for _ in run._epochs():
+        for one in batches:
+            run.step(one)
+
+
+def cycled_without_epochs(run: Several) -> None:
+    def cycle(batches: Any) -> Iterator[Any]:
+        while True:
+            yield from batches
+
+    ones, others = cycle(run.loop.batches(run.a)), cycle(run.loop.batches(run.c))
+    for _ in run.loop.steps(24):
+        run.step(next(ones), next(others))
+
+
+def asked_for_the_next_pass_without_epochs(run: Several) -> None:
+    batches = run.loop.batches(run.a)
+    for _ in run.loop.steps(24):
+        if (one := next(batches, None)) is None:
+            one = next(iter(batches))
+        run.step(one)
+
+
+def looked_at_after_a_step(run: Several) -> None:
+    for _ in run._epochs():
+        looked = run.endless(run.c)
+        for index, one in run.loop.enumerate(run.a):
+            run.step(one)
+            if index % 2:
+                run.trace[-1].append(next(looked).tolist())
+
+
+def looked_at_after_a_step_without_epochs(run: Several) -> None:
+    ones, looked = run.endless(run.a), run.endless(run.c)
+    for step in run.loop.steps(24):
+        run.step(next(ones))
+        if step % 3 == 0:
+            run.trace[-1].append(next(looked).tolist())
+
+
+def fetched_ahead_from_the_second(run: Several) -> None:
+    for _ in run._epochs():
+        others = run.given(run.b if run.loop.epoch else DataLoader(range(40), 8, shuffle=True))
+        two = None
+        for one in run.given(run.a):
+            two = next(others, None) if two is None else two
+            run.step(one, *([] if two is None else [two]))
+            two = next(others, None)
+
+
 SHAPES: dict[str, Callable[[Several], None]] = {
     each.__name__: each
     for each in (
@@ -144,11 +196,26 @@ SHAPES: dict[str, Callable[[Several], None]] = {
         several_steps_of_an_endless_one,
         endless_ones_without_epochs,
         begun_again_by_hand_without_epochs,
+        made_once_for_all_epochs,
+        cycled_without_epochs,
+        asked_for_the_next_pass_without_epochs,
+        looked_at_after_a_step,
+        looked_at_after_a_step_without_epochs,
+        fetched_ahead_from_the_second,
     )
 }
 
 
-OFTEN = ("nested", "three_together", "endless_ones_without_epochs", "begun_again_by_hand_without_epochs")
+OFTEN = (
+    "nested",
+    "three_together",
+    "begun_again_by_hand_without_epochs",
+    "made_once_for_all_epochs",
+    "cycled_without_epochs",
+    "looked_at_after_a_step",
+    "looked_at_after_a_step_without_epochs",
+    "fetched_ahead_from_the_second",
+)
 
 
 @pytest.mark.parametrize("shape", often(SHAPES, *OFTEN, seldom=SHAPES.keys() - {*OFTEN}))
@@ -164,6 +231,33 @@ def test_left_at_any_batch_each_pass_goes_on(tmp_path: Path, shape: str) -> None
         assert last.trace == reference.trace[len(reference.trace) - len(last.trace) :], batches
         assert last.end == reference.end, batches
     assert fresh <= 1, "it went on from a checkpoint"
+
+
+def test_batches_that_are_handed_out_are_iterated_again_and_again_like_a_loader(tmp_path: Path) -> None:
+    launch = Launch(tmp_path)
+    data = launch.loader()
+    with launch.loop:
+        batches = launch.loop.batches(data)
+        for _ in launch.loop.epochs(3):
+            for batch in batches:
+                launch._step(batch)
+    assert len(launch.trace) == 3 * len(data)
+
+
+def test_a_generator_over_a_loader_is_refused_and_takes_the_batches_of_the_run_instead(tmp_path: Path) -> None:
+    def cycle(batches: Any) -> Iterator[Any]:
+        while True:
+            yield from batches
+
+    launch = Launch(tmp_path)
+    data = launch.loader()
+    with launch.loop, pytest.raises(UnsupportedSetting, match=r"cycle\(run\.batches\(loader\)\)"):
+        next(launch.loop.batches(cycle(data)))
+    with launch.loop:
+        batches = cycle(launch.loop.batches(data))
+        for _ in launch.loop.steps(2 * len(data)):
+            launch._step(next(batches))
+    assert len(launch.trace) == 2 * len(data)
 
 
 def test_a_second_loader_to_follow_is_refused(tmp_path: Path) -> None:

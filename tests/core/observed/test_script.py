@@ -248,6 +248,29 @@ for _ in range(2):
 """,
         ["count"],
     ),
+    "nothing that the script takes from the memory of its run, but for what an epoch begins again": (
+        """
+class Run:
+    global_step, memory = 3, {}
+    def step(self):
+        step()
+run = Run()
+kept = run.memory
+seen, best, other, total = 0, 1.0, 0, kept.get("total", 0)
+if kept:
+    seen, best = kept["seen"], kept.get("best")
+if kept:
+    rate = kept["rate"]
+else:
+    rate = 0.1
+for epoch in range(2):
+    total = 0
+    for batch in range(2):
+        seen, best, other, rate, total = seen + 1, best + 1, other + 1, rate / 2, total + 1
+        run.step()
+""",
+        ["other", "total"],
+    ),
     "a text, and values from a tuple of another length": (
         """
 text = ""

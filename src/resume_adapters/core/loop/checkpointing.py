@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.dataloader.instrument import TrackedIterator
 from resume_adapters.core.loop.framework import LoopFramework, Resumed
-from resume_adapters.core.loop.loader import PassState
+from resume_adapters.core.loop.loader import Batches, PassState
 from resume_adapters.core.loop.metrics import BestMetrics, LoopMetrics, LossSum
 from resume_adapters.core.loop.passes import EpochPasses
 from resume_adapters.core.loop.repeated import LoadedState, refill
@@ -105,7 +104,6 @@ class LoopCheckpointing:
         self._carried: list[str] | None = None
         self._of_epoch: list[str] = []
         self._variables = ScriptVariables(self._known)
-        self._handed: weakref.WeakSet[Any] = weakref.WeakSet()
         self._counted: str | None = None
         self._epoch_rng: dict[str, Any] | None = None
         self._rng_of_save: dict[str, Any] | None = None
@@ -190,11 +188,6 @@ class LoopCheckpointing:
 
     # ---- Saving
 
-    def watch_counting(self, batches: Iterator[Any]) -> None:
-        """Find out at the first step whether the script counts these batches by itself."""
-        if self._counted is None:
-            self._handed.add(batches)
-
     def watch_script(self) -> None:
         """Remember the loop of the script that is running now, and find out at the first save what it carries.
 
@@ -210,7 +203,7 @@ class LoopCheckpointing:
     def _look_for_count(self) -> None:
         if self._counted is not None:  # once: it looks through all objects
             return
-        handed = [*self._handed, *(instances(TrackedIterator) if self.passes.external else ())]
+        handed = instances(TrackedIterator if self.passes.external else Batches)
         if handed:
             self._counted = next(filter(None, map(counted_from_zero, handed)), "")
             self._counted = self._counted or is_within_range(self.script or []) * BESIDE

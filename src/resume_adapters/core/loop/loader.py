@@ -93,14 +93,25 @@ def count_alike(others: Sequence[LoaderForm], position: LoaderPosition) -> list[
 class Batches(Iterator[Any]):
     """The batches that are left of a pass. Their ``len()`` is that of the whole pass, alike in each launch.
 
+    Once a pass is over, to iterate them again begins the next one, as with a loader.
+
     Args:
-        left: yields them.
+        begin: yields the batches that are left of the next pass.
         loader: the loader, as the script has it.
         limit: batches of the whole pass at most.
     """
 
-    def __init__(self, left: Generator[Any, None, None], loader: Any, limit: int | None) -> None:
-        self.close, self._left, self._loader, self._limit = left.close, left, loader, limit
+    def __init__(self, begin: Callable[[], Generator[Any, None, None]], loader: Any, limit: int | None) -> None:
+        self._begin, self._left, self._loader, self._limit = begin, begin(), loader, limit
+
+    def close(self) -> None:
+        """Leave the pass."""
+        self._left.close()
+
+    def __iter__(self) -> Batches:
+        if self._left.gi_frame is None:
+            self._left = self._begin()
+        return self
 
     def __next__(self) -> Any:
         return next(self._left)
@@ -128,6 +139,8 @@ class LoopLoader:
         number: the number of the open pass within the epoch; ``None`` between two passes.
         numbers: the numbers of its passes in the last epoch that used it.
         is_reused: it had more than one pass.
+        follows: its first batch in this launch was taken within a body of the loop, but for no step of it, as for a
+            validation: none of its batches waits for the next step. ``None`` before the first.
         is_paired: it is in the place of a loader of the launch before, or has begun a pass that none of them had.
     """
 
@@ -151,6 +164,7 @@ class LoopLoader:
         self.number: int | None = None
         self.numbers: list[int] = []
         self.is_reused = self.is_paired = False
+        self.follows: bool | None = None
         self._epoch: int | None = None
         self._limit: int | None = None
         self._left_at: list[int] = []

@@ -237,8 +237,10 @@ class ResumableLoop:
         """Return the batches of a loader that are left of its pass in the running epoch, and whole passes after that.
 
         A pass that a checkpoint was taken after yields nothing. Each launch must begin the passes of an epoch in the
-        same order, one after the other or together with ``zip``. Loaders may be made in each epoch. ``len()`` of what
-        is returned is that of the whole pass, also where only a part of it is left.
+        same order, one after the other or together with ``zip``. Loaders may be made in each epoch.
+
+        What is returned may be iterated again once its pass is over, for the next one, as a loader may. Its ``len()`` is
+        that of the whole pass, also where only a part of it is left.
 
         Args:
             loader: the loader.
@@ -249,9 +251,7 @@ class ResumableLoop:
             NotRestored: the data that come now are not those that would have come.
             UnsupportedSetting: a pass goes on in the next epoch, or beyond where every pass before was left.
         """
-        handed = Batches(self._pass(loader, limit), loader, limit)
-        self._checkpointing.watch_counting(handed)
-        return handed
+        return Batches(lambda: self._pass(loader, limit), loader, limit)
 
     def enumerate(self, loader: Any, start: int = 0, *, limit: int | None = None) -> Iterator[tuple[int, Any]]:
         """Return the batches of :meth:`batches`, each with its number in the pass, which continues after a resume.
@@ -264,7 +264,7 @@ class ResumableLoop:
         Raises:
             ResumeError: as :meth:`batches`.
         """
-        return Batches(self._pass(loader, limit, start), loader, limit)
+        return Batches(lambda: self._pass(loader, limit, start), loader, limit)
 
     def _pass(self, loader: Any, limit: int | None, start: int | None = None) -> Generator[Any, None, None]:
         """Yield the batches of a pass; with a start, each with its number, counted from there."""
@@ -295,7 +295,7 @@ class ResumableLoop:
             self._begin_body()
             if session.trace is not None:
                 session.trace.add_batch(batch)
-            passes.handed += passes.external is None and bool(passes.open) and passes.open[0] is open_pass
+            passes.hand(open_pass)
             counted, steps = guard.counted, guard.steps
             yield batch if start is None else (start + open_pass.consumed - 1, batch)
             self._has_moved = True
@@ -420,6 +420,7 @@ class ResumableLoop:
             return
         if self._passes.is_ahead or self._framework.is_accumulating():
             return
+        self._passes.end_body()
         self._checkpointing.keep(self.epoch, self.global_step)
         if is_due:
             if asked is not None and not self._is_through():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from types import GeneratorType
 from typing import Any
 
 from resume_adapters.core.dataloader.instrument import watched
@@ -15,6 +16,11 @@ from resume_adapters.core.observed.instances import instances
 from resume_adapters.core.session.rescale import SEVERAL_LOADERS
 from resume_adapters.core.session.session import Session
 from resume_adapters.errors import UnsupportedSetting
+
+_OF_A_GENERATOR = (
+    "run.batches() was given a generator, whose position nobody can save: give it the DataLoader, and the generator "
+    "what it returns, as in cycle(run.batches(loader)), or let an IterableDataset yield the batches"
+)
 
 _begun_with: weakref.WeakSet[Any] = weakref.WeakSet()
 """The loaders that there were when the runs of this process began."""
@@ -267,8 +273,20 @@ class EpochPasses:
             return 1
         used = self.ahead.add(batches, is_last=not loaders or loaders[0].is_handed_out)
         for each in loaders:
-            each.done = each.consumed - self.ahead.left
+            each.done = each.consumed - (0 if each.follows else self.ahead.left)
         return used
+
+    def hand(self, loader: LoopLoader) -> None:
+        """Hand a batch of a pass to the script."""
+        leads = self.external is None and self.open[:1] == [loader]
+        if loader.follows is None:
+            loader.follows = not (leads or self.handed)
+        self.handed += leads
+
+    def end_body(self) -> None:
+        """End a body of the loop, with all that no step of it was to use."""
+        for each in self.open:
+            each.done = each.consumed if each.follows else each.done
 
     # ---- In a checkpoint
 
@@ -317,6 +335,8 @@ class EpochPasses:
     def _loader(self, prepared: Any, number: int) -> LoopLoader:
         loader = next((known for known in self._loaders if known.prepared is prepared), None)
         if loader is None:
+            if isinstance(prepared, GeneratorType):
+                raise UnsupportedSetting(_OF_A_GENERATOR)
             loader = self._framework.track(prepared, self._session)
             self._loaders.append(loader)
         index = None if loader.is_paired else self._match(loader, number)

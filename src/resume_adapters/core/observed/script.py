@@ -161,15 +161,16 @@ def _carried_at(place: Place) -> Iterator[str]:
         return
     run = _receiver(loops[-1], place.line)
     values: dict[str, ast.expr] = {}
-    found: dict[str, int] = {}
+    found: dict[tuple[str, int], int | None] = {}  # by the name and how many loops are around the place
     for node, line in before(loops[-1], scope, place.line):
         for name, value in assignments(node):
             values[name] = value
             around = [loop for loop in loops if loop.lineno > line]
-            is_new = name in place.data and name not in found and _begins_again(value, run, values)
-            if is_new and any(_is_carried(loop, name) for loop in around):
-                found[name] = line
-    yield from (shown(name, place.code, line) for name, line in found.items())
+            if not _begins_again(value, run, values):
+                found[name, len(around)] = None
+            elif name in place.data and any(_is_carried(loop, name) for loop in around):
+                found.setdefault((name, len(around)), line)
+    yield from (shown(name, place.code, line) for (name, _), line in found.items() if line is not None)
 
 
 def handing_on(value: Any, depth: int = _DEEP) -> list[Any]:
