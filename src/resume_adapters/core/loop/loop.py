@@ -239,8 +239,8 @@ class ResumableLoop:
         A pass that a checkpoint was taken after yields nothing. Each launch must begin the passes of an epoch in the
         same order, one after the other or together with ``zip``. Loaders may be made in each epoch.
 
-        What is returned may be iterated again once its pass is over, for the next one, as a loader may. Its ``len()`` is
-        that of the whole pass, also where only a part of it is left.
+        What is returned may be iterated again once its pass is over, for the next one, as a loader may. Its ``len()``
+        is that of the whole pass, also where only a part of it is left.
 
         Args:
             loader: the loader.
