@@ -121,6 +121,17 @@ NAMED: dict[str, tuple[str, str, list[str]]] = {
         "reader.settings.read[0] += 1",
         [],
     ),
+    "what a library's object fills, as a replay buffer": (
+        "import argparse\nbuffer = argparse.Namespace(rows=np.zeros(4), times=np.zeros(4), seen=0)",
+        "buffer.rows[index] = 1; buffer.times = buffer.times + 1; buffer.seen += 1",
+        ["`buffer.rows` (of a Namespace)"],
+    ),
+    "a world of a library, within its wrappers": (
+        "import argparse\nkind = type('Env', (argparse.Namespace,), {'__module__': 'argparse', 'step': 0, 'reset': 0})\n"
+        "env = kind(env=kind(env=kind(steps=0)), drawn=0)",
+        "env.env.env.steps += 1",
+        ["`env.env` (of a Env)"],
+    ),
     "nothing that is saved": ("ema = saved[0].inner", "ema.add_(1.0)", []),
 }
 

@@ -283,7 +283,9 @@ def test_an_object_that_shows_nothing_is_not_named_and_no_code_of_the_user_is_ru
 
 
 def test_state_below_objects_lists_dicts_and_slots_is_found_three_objects_deep() -> None:
-    deep = Thing(three=Thing(four=Thing(n=0), n=0), n=0)
+    levels = [type(f"Level{number}", (), {}) for number in range(3)]
+    deep, three, four = (level() for level in levels)
+    vars(deep).update(three=three, n=0), vars(three).update(four=four, n=0), vars(four).update(n=0)
     trainer = Thing(one=deep, objects=[Thing(n=0)], named={"a": Thing(n=0), Thing(): 1}, slots=AlsoOpen(), twice=deep)
 
     def change(it: Any) -> None:
@@ -302,6 +304,27 @@ def test_state_below_objects_lists_dicts_and_slots_is_found_three_objects_deep()
     at = path("trainer", (".", "objects"), ("[]", 0), (".", "n"))
     restore({"trainer": trainer}, at, 5, in_place=False)
     assert trainer.objects[0].n == 5
+
+
+def test_objects_that_wrap_each_other_are_on_one_level_and_others_within_them_three_levels_deep() -> None:
+    class World:
+        def __init__(self, inner: Any = None) -> None:
+            self.inner, self.steps = inner, 0
+
+    class Wrapper(World):
+        pass
+
+    world = World()
+    agent = Thing(world=Wrapper(Wrapper(Wrapper(Wrapper(world)))), worlds=[Wrapper(World())])
+    world.inner = Thing(n=0)
+
+    def change(_: Any) -> None:
+        world.steps = world.inner.n = 1
+        agent.worlds[0].inner.steps = 1
+
+    found = changes(Thing(agent=agent), change)
+    of_world = "trainer.agent.world.inner.inner.inner.inner"
+    assert set(found) == {f"{of_world}.steps", f"{of_world}.inner.n", "trainer.agent.worlds[0].inner.steps"}
 
 
 def test_machinery_code_and_what_others_capture_is_passed_over() -> None:

@@ -19,7 +19,15 @@ from resume_adapters.core.observed.instances import instances
 from resume_adapters.core.observed.leaves import LeafKind, is_array
 from resume_adapters.core.observed.paths import Path, is_module, submodules, type_name
 from resume_adapters.core.observed.script import handing_on, is_code_of_script, rebound, release, script_frames
-from resume_adapters.core.observed.walk import CONTAINERS, Census, Subjects, has_state, is_loader_iterator
+from resume_adapters.core.observed.walk import (
+    CODE,
+    CONTAINERS,
+    FOREIGN,
+    Census,
+    Subjects,
+    has_state,
+    is_loader_iterator,
+)
 from resume_adapters.core.state.rng import is_generator
 from resume_adapters.core.state.untouched import attributes, has_attributes, is_a
 
@@ -78,9 +86,9 @@ class ScriptVariables:
         saved = [*self._saved(), *instances(DataLoader)]
         for path, leaf in self._start.changed(_look(same, saved)).items():
             live = paths.get(same, path)
-            if (leaf.kind in _CONTENT or type(live) in CONTAINERS or _is_carried(live)) and _is_of_the_script(
-                same, path
-            ):
+            holds = _may_hold_or_fill if leaf.keeps(self._start.leaves.get(path)) else _may_hold
+            is_content = leaf.kind in _CONTENT or type(live) in CONTAINERS or _is_carried(live)
+            if is_content and all(map(holds, _owners(same, path))):
                 name, text = _shown(same, path)
                 self._found.setdefault(name, text)
 
@@ -107,6 +115,9 @@ _STORES = {dis.opmap["STORE_GLOBAL"], dis.opmap["STORE_DEREF"]}
 _LIBRARIES = ("accelerate.", "datasets.", "deepspeed.", "lightning", "tokenizers.", "transformers.tokenization")
 """Modules whose objects hold no state of the script, or others save it."""
 
+_WORLD = ("step", "reset")
+"""What the environments of all libraries have."""
+
 
 def _scopes() -> dict[str, dict[str, Any]]:
     """Return the variables that may hold state, by where they are: of the running functions, and of their files."""
@@ -117,7 +128,7 @@ def _scopes() -> dict[str, dict[str, Any]]:
             found[code.co_filename] = _variables(frame)
         else:
             found.setdefault(f"{code.co_filename}:{code.co_firstlineno}", _variables(frame))
-            held = {name: each for name, each in frame.f_globals.items() if _may_hold(each)}
+            held = {name: each for name, each in frame.f_globals.items() if _may_hold_or_fill(each)}
             found.setdefault(code.co_filename, held)
     defined = [each for held in found.values() for each in held.values() if type(each) in _CODE]
     return {**found, _CALLS: {name: value for each in defined for name, value in _kept_by(each)}}
@@ -153,7 +164,7 @@ def _variables(frame: FrameType) -> dict[str, Any]:
     if left_out is None:  # a step's own variables cannot be told from those that it carries
         return {}
     held = frame.f_locals
-    found = {name: each for name, each in held.items() if name not in left_out and _may_hold(each)}
+    found = {name: each for name, each in held.items() if name not in left_out and _may_hold_or_fill(each)}
     release(held, frame.f_code)
     return found
 
@@ -164,7 +175,15 @@ def _may_hold(value: Any) -> bool:
         return True
     if type(value) in _CODE:
         return is_code_of_script(value)
-    return is_module(value) or has_state(value) or (is_code_of_script(type(value)) and has_attributes(value))
+    is_own = is_code_of_script(type(value)) or all(hasattr(type(value), name) for name in _WORLD)
+    return is_module(value) or has_state(value) or (is_own and has_attributes(value))
+
+
+def _may_hold_or_fill(value: Any) -> bool:
+    """Return whether that is so, or an object of a library holds arrays: of what is in it, only what it fills counts."""
+    home = type(value).__module__
+    is_left_out = is_a(value, *CODE) or home.startswith((*FOREIGN, *_LIBRARIES))
+    return _may_hold(value) or (not is_left_out and any(map(is_array, attributes(value).values())))
 
 
 def _is_carried(value: Any) -> bool:
@@ -174,10 +193,9 @@ def _is_carried(value: Any) -> bool:
     return not any(map(handing_on, (value, *gc.get_referents(value))))  # the loop tells of ``enumerate`` and the like
 
 
-def _is_of_the_script(roots: Mapping[str, Any], path: Path) -> bool:
-    """Return whether a path leads through nothing but containers, modules and objects of the script."""
-    owners = (Path(path.root, path.steps[:count]) for count in range(1, len(path.steps)))
-    return all(_may_hold(paths.get(roots, each)) for each in owners)
+def _owners(roots: Mapping[str, Any], path: Path) -> Iterator[Any]:
+    """Yield the objects that a path leads through."""
+    yield from (paths.get(roots, Path(path.root, path.steps[:count])) for count in range(1, len(path.steps)))
 
 
 def _shown(roots: Mapping[str, Any], path: Path) -> tuple[str, str]:

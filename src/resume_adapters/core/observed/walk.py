@@ -267,8 +267,9 @@ class _Walk:
             self._enter(path, value, depth)
         else:
             self._add(path, LeafKind.OPAQUE, value, _opaque_digest(value))
-            if depth > 1 and not is_a(value, *_CLOSED) and not is_loader_iterator(value):
-                self._enter(path, value, depth - 1)
+            below = depth - (not wraps(owner, value))
+            if below and not is_a(value, *_CLOSED) and not is_loader_iterator(value):
+                self._enter(path, value, below)
 
     def _is_ignored(self, path: Path) -> bool:
         ignored, name = self._subjects.ignored, str(path.steps[-1].key)
@@ -287,7 +288,7 @@ class _Walk:
             return False
         home = type(value).__module__
         # The generators of torch are of ``torch._C``.
-        return home.startswith(self._subjects.foreign) or (home.startswith(_FOREIGN) and not is_generator(value))
+        return home.startswith(self._subjects.foreign) or (home.startswith(FOREIGN) and not is_generator(value))
 
     def _add(self, path: Path, kind: LeafKind, value: Any, digest: Any, arrays: Sequence[Any] = ()) -> None:
         self._census.leaves[path] = Leaf(kind, type_name(value), digest, tuple(map(weakref.ref, arrays)))
@@ -336,7 +337,10 @@ _CLOSED = (types.GeneratorType, types.CoroutineType, enum.Enum, set, frozenset, 
 CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, property)
 """What is not entered: it leads to all that is imported."""
 
-_FOREIGN = (
+_OF_ALL = ("abc", "builtins", "collections.abc", "typing")
+"""Modules of classes that say nothing of what an object is."""
+
+FOREIGN = (
     *("_thread", "asyncio", "concurrent.", "functools", "logging", "multiprocessing", "socket", "ssl", "threading"),
     *("tqdm", "weakref", "torch.distributed", "torch.utils.hooks", "torch._", "resume_adapters."),
     "bitsandbytes.",
@@ -408,6 +412,12 @@ def fingerprint(value: Any) -> Any:
     if value is None or type(value) in (bool, int, str, bytes):
         return value
     return value.hex() if type(value) is float else value_digest(value, sampled_above=_SAMPLE)
+
+
+def wraps(owner: Any, value: Any) -> bool:
+    """Return whether an object holds one of its kind, as a wrapper of an environment does: they may nest deeply."""
+    shared = {*type(owner).__mro__} & {*type(value).__mro__}
+    return any(each.__module__ not in _OF_ALL for each in shared)
 
 
 def _opaque_digest(value: Any) -> Any:
