@@ -127,7 +127,7 @@ NAMED: dict[str, tuple[str, str, list[str]]] = {
         ["`buffer.rows` (of a Namespace)"],
     ),
     "a world of a library, within its wrappers": (
-        "import argparse\nkind = type('Env', (argparse.Namespace,), {'__module__': 'argparse', 'step': 0, 'reset': 0})\n"
+        "import argparse\nkind = type('Env', (argparse.Namespace,), dict(__module__='argparse', step=0, reset=0))\n"
         "env = kind(env=kind(env=kind(steps=0)), drawn=0)",
         "env.env.env.steps += 1",
         ["`env.env` (of a Env)"],

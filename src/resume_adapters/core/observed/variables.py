@@ -180,7 +180,7 @@ def _may_hold(value: Any) -> bool:
 
 
 def _may_hold_or_fill(value: Any) -> bool:
-    """Return whether that is so, or an object of a library holds arrays: of what is in it, only what it fills counts."""
+    """Return whether that is so, or an object of a library holds arrays, of which those that it fills count."""
     home = type(value).__module__
     is_left_out = is_a(value, *CODE) or home.startswith((*FOREIGN, *_LIBRARIES))
     return _may_hold(value) or (not is_left_out and any(map(is_array, attributes(value).values())))
