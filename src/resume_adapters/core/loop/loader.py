@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -109,7 +110,7 @@ class Batches(Iterator[Any]):
         self._left.close()
 
     def __iter__(self) -> Batches:
-        if self._left.gi_frame is None:
+        if inspect.getgeneratorstate(self._left) == inspect.GEN_CLOSED:
             self._left = self._begin()
         return self
 
