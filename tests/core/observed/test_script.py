@@ -370,9 +370,10 @@ def test_names_that_follow_from_the_run_are_those_that_it_gives_values(tmp_path:
     file.write_text(
         "trainer.steps = run.global_step\nstart = run.resume()\n"
         "for trainer.epoch in run.epochs(3):\n    for batch in run.batches(loader):\n        trainer.batches += 1\n"
+        "for trainer.step in run.steps(9):\n    pass\n"
     )
     place = Place(compile(file.read_text(), file, "exec"), 1, frozenset())
-    assert of_the_run([place]) == {"steps", "start", "epoch", "batch"}
+    assert of_the_run([place]) == {"steps", "start", "epoch", "batch", "step"}
 
 
 def test_the_memory_of_a_run_goes_on(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ _CLOCKS = ("time.", "time(", "perf_counter", "monotonic", "now(")
 EPOCHS = (".epochs(",)
 """What is in the head of a loop over the epochs of a run."""
 
-_OF_THE_RUN = (".global_step", ".resume(", ".batches(", *EPOCHS)
+_OF_THE_RUN = (".global_step", ".resume(", ".batches(", ".steps(", *EPOCHS)
 """What is in an expression that has another value where a run goes on."""
 
 _LOOPS = (ast.For, ast.While)
