@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
 
 from resume_adapters import Memory
 from resume_adapters.core.loop.framework import Resumed
@@ -357,6 +357,26 @@ def test_a_cell_that_was_interrupted_and_is_run_again_is_refused_until_the_run_i
 def test_an_end_must_be_known(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedSetting, match="needs a number of epochs, max_steps="):
         next(Launch(tmp_path).loop.epochs())
+
+
+class Unsized(BatchSampler):
+    """Says in its own words that it has no length, as one whose batches differ in size."""
+
+    def __len__(self) -> int:
+        raise ValueError("ambiguous")
+
+
+class OfUnsized(Launch):
+    def loader(self) -> Any:
+        return DataLoader(range(22), batch_sampler=Unsized(RandomSampler(range(22)), 4, drop_last=False))
+
+
+def test_a_loader_whose_sampler_refuses_to_have_a_length_goes_on(tmp_path: Path) -> None:
+    whole = OfUnsized(tmp_path / "whole", save_every=3, epochs=2)()
+    with pytest.raises(Killed):
+        OfUnsized(tmp_path / "killed", killed_after(4), save_every=3, epochs=2)()
+    last = OfUnsized(tmp_path / "killed", save_every=3, epochs=2)()
+    assert last.trace == whole.trace[3:] and last.end == whole.end
 
 
 def test_the_length_of_a_pass_is_that_of_the_loader_in_each_launch(tmp_path: Path) -> None:

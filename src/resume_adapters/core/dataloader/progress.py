@@ -424,5 +424,5 @@ def length_of(thing: Any) -> int | None:
     """Return the length of a dataset or of a loader; ``None`` where it has none."""
     try:
         return len(thing)
-    except TypeError:
+    except Exception:  # of any kind: a sampler that has none says so in its own words
         return None
