@@ -153,7 +153,7 @@ class EpochPasses:
         if loader not in self.open:
             raise UnsupportedSetting(
                 "a pass over a loader continues in the next epoch, where a relaunch would begin a new pass: call "
-                "run.batches(loader) in each epoch"
+                "run.batches(loader) in each epoch, or loop over run.steps(n), without epochs"
             )
         return self.open[0] is loader
 

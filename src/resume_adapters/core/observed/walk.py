@@ -267,7 +267,7 @@ class _Walk:
             self._enter(path, value, depth)
         else:
             self._add(path, LeafKind.OPAQUE, value, _opaque_digest(value))
-            below = depth - (not wraps(owner, value))
+            below = depth - (not _wraps(owner, value))
             if below and not is_a(value, *_CLOSED) and not is_loader_iterator(value):
                 self._enter(path, value, below)
 
@@ -414,7 +414,7 @@ def fingerprint(value: Any) -> Any:
     return value.hex() if type(value) is float else value_digest(value, sampled_above=_SAMPLE)
 
 
-def wraps(owner: Any, value: Any) -> bool:
+def _wraps(owner: Any, value: Any) -> bool:
     """Return whether an object holds one of its kind, as a wrapper of an environment does: they may nest deeply."""
     shared = {*type(owner).__mro__} & {*type(value).__mro__}
     return any(each.__module__ not in _OF_ALL for each in shared)
