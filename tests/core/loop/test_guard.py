@@ -101,6 +101,45 @@ def test_a_loop_that_never_counts_its_steps_is_refused(tmp_path: Path, is_wrappe
     assert len(steps) == (2 if is_wrapped else len(DATA))
 
 
+def test_a_loop_over_steps_that_never_counts_them_is_refused_in_its_second_body(tmp_path: Path) -> None:
+    bodies = []
+
+    def script(launch: Launch) -> None:
+        for step in launch.loop.steps(4):
+            bodies.append(step)
+            assert len(bodies) < 9, "it goes on for ever"
+            launch.framework.train(torch.ones(4))
+
+    with pytest.raises(UnsupportedSetting, match=r"run\.step\(\) is not called"):
+        scripted(tmp_path, script)
+    assert len(bodies) == 2
+
+
+def test_a_loop_over_steps_that_are_not_counted_does_not_go_on_for_ever(tmp_path: Path) -> None:
+    bodies = []
+
+    def script(launch: Launch) -> None:
+        for _ in launch.loop.steps(4):
+            bodies.append(launch.framework.train(torch.ones(4)))
+            assert len(bodies) < 9, "it goes on for ever"
+            launch.framework._stepped = False  # an accumulation that ended before the last batch of the body
+            launch.loop.step()
+
+    with pytest.raises(UnsupportedSetting, match="not called after it"):
+        scripted(tmp_path, script)
+
+
+def test_a_body_over_steps_may_step_at_any_of_its_batches(tmp_path: Path) -> None:
+    def script(launch: Launch) -> None:
+        batches = launch.loop.batches(DataLoader(range(40), 4))
+        for _ in launch.loop.steps(5):
+            launch.framework.train(next(batches))
+            next(batches)
+            launch.loop.step()
+
+    assert scripted(tmp_path, script).loop.global_step == 5
+
+
 def test_a_loop_without_epochs_that_never_counts_does_not_finish(tmp_path: Path) -> None:
     def script(launch: Launch) -> None:
         launch.loop.resume()

@@ -83,13 +83,17 @@ class LoopGuard:
 
     # ---- Uncounted steps
 
-    def count_uncounted(self) -> None:
-        """Count a body of the outermost loop over batches in which optimizers have stepped, without ``run.step``.
+    def end_body(self, counted: int, steps: int) -> None:
+        """End a body of the outermost loop: in most there is a ``run.step`` where optimizers have stepped.
+
+        Args:
+            counted: what :attr:`counted` was when it began.
+            steps: what :attr:`steps` was.
 
         Raises:
-            UnsupportedSetting: there were several.
+            UnsupportedSetting: there were several without.
         """
-        self._uncounted += 1
+        self._uncounted += counted == self.counted and steps < self.steps
         if self._uncounted == _TWICE:
             raise _uncounted_steps()
 
@@ -185,8 +189,8 @@ class _Reading:
 
 def _uncounted_steps() -> UnsupportedSetting:
     return UnsupportedSetting(
-        "the optimizer steps, but run.step() is not called: no step is counted, and nothing would be saved. End the "
-        "body of the loop with it:\n\n"
+        "the optimizer steps, but run.step() is not called after it: no step is counted, and nothing would be saved. "
+        "Call it after each batch:\n\n"
         "    for batch in run.batches(loader):\n        ...\n        run.step(loss=loss)\n"
     )
 

@@ -207,8 +207,11 @@ class ResumableLoop:
             try:
                 while self.global_step < count:
                     self._begin_body()
-                    yield self.global_step
+                    step, steps = self.global_step, self._guard.steps
+                    yield step
                     self._has_moved = True
+                    if step == self.global_step:
+                        self._guard.end_body(self._guard.counted, steps)
                     self._end_of_body()
             finally:
                 self._passes.is_in_steps = False
@@ -300,8 +303,8 @@ class ResumableLoop:
             yield batch if start is None else (start + open_pass.consumed - 1, batch)
             self._has_moved = True
             if passes.begins_round(open_pass):
-                if counted == guard.counted and steps < guard.steps:
-                    guard.count_uncounted()
+                if not passes.is_in_steps:
+                    guard.end_body(counted, steps)
                 self._end_of_body(open_pass)
             if self._is_through():
                 return

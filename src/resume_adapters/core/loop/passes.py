@@ -17,11 +17,6 @@ from resume_adapters.core.session.rescale import SEVERAL_LOADERS
 from resume_adapters.core.session.session import Session
 from resume_adapters.errors import UnsupportedSetting
 
-_OF_A_GENERATOR = (
-    "run.batches() was given a generator, whose position nobody can save: give it the DataLoader, and the generator "
-    "what it returns, as in cycle(run.batches(loader)), or let an IterableDataset yield the batches"
-)
-
 _begun_with: weakref.WeakSet[Any] = weakref.WeakSet()
 """The loaders that there were when the runs of this process began."""
 
@@ -336,7 +331,11 @@ class EpochPasses:
         loader = next((known for known in self._loaders if known.prepared is prepared), None)
         if loader is None:
             if isinstance(prepared, GeneratorType):
-                raise UnsupportedSetting(_OF_A_GENERATOR)
+                raise UnsupportedSetting(
+                    "run.batches() was given a generator, whose position nobody can save: give it the DataLoader, and "
+                    "the generator what it returns, as in cycle(run.batches(loader)), or let an IterableDataset yield "
+                    "the batches"
+                )
             loader = self._framework.track(prepared, self._session)
             self._loaders.append(loader)
         index = None if loader.is_paired else self._match(loader, number)
