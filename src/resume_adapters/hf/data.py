@@ -10,7 +10,7 @@ from accelerate.data_loader import DataLoaderDispatcher
 from accelerate.utils import send_to_device
 
 from resume_adapters.core.dataloader.dispatch import FirstSlice, fetches_per_batch
-from resume_adapters.core.dataloader.progress import length_of
+from resume_adapters.core.dataloader.sampler import length_of
 from resume_adapters.core.dataloader.tracked import TrackedLoader
 from resume_adapters.core.patching import replaced
 from resume_adapters.core.session.context import RestoreContext

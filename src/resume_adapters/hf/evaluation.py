@@ -10,7 +10,8 @@ from torch.utils.data import DataLoader
 from resume_adapters.core.checkpoint.manifest import PartEntry, finite_metrics
 from resume_adapters.core.dataloader.evaluated import EvaluatedData, datasets_of
 from resume_adapters.core.dataloader.instrument import are_kept
-from resume_adapters.core.dataloader.progress import LoaderPosition, length_of
+from resume_adapters.core.dataloader.progress import LoaderPosition
+from resume_adapters.core.dataloader.sampler import length_of
 from resume_adapters.core.dataloader.tracked import TrackedLoader, track
 from resume_adapters.core.log import logger
 from resume_adapters.core.observed.loaders import content_of

@@ -15,7 +15,7 @@ from transformers.trainer_utils import TrainOutput
 
 from resume_adapters.core.checkpoint.manifest import PartEntry, finite_metrics
 from resume_adapters.core.checkpoint.retention import KeepLast
-from resume_adapters.core.dataloader.progress import length_of
+from resume_adapters.core.dataloader.sampler import length_of
 from resume_adapters.core.patching import replaced
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.session.context import RestoreContext

@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 from resume_adapters.core.dataloader.evaluated import EvaluatedData, datasets_of
-from resume_adapters.core.dataloader.progress import length_of
+from resume_adapters.core.dataloader.sampler import length_of
 from resume_adapters.core.dataloader.tracked import TrackedLoader
 from resume_adapters.core.observed.loaders import content_of
 from resume_adapters.core.session.context import RestoreContext

@@ -19,6 +19,11 @@ BATCHES = (4, 5, 8, 11, 12, 19)
 """After which the loop is left: before, at and behind the end of a pass, of one loader or of another."""
 
 
+def cycle(batches: Any) -> Iterator[Any]:
+    while True:
+        yield from batches
+
+
 class Several(Launch):
     """Trains with three loaders: of five batches, of three, and of four with a generator of its own."""
 
@@ -138,10 +143,6 @@ def made_once_for_all_epochs(run: Several) -> None:
 
 
 def cycled_without_epochs(run: Several) -> None:
-    def cycle(batches: Any) -> Iterator[Any]:
-        while True:
-            yield from batches
-
     ones, others = cycle(run.loop.batches(run.a)), cycle(run.loop.batches(run.c))
     for _ in run.loop.steps(24):
         run.step(next(ones), next(others))
@@ -245,10 +246,6 @@ def test_batches_that_are_handed_out_are_iterated_again_and_again_like_a_loader(
 
 
 def test_a_generator_over_a_loader_is_refused_and_takes_the_batches_of_the_run_instead(tmp_path: Path) -> None:
-    def cycle(batches: Any) -> Iterator[Any]:
-        while True:
-            yield from batches
-
     launch = Launch(tmp_path)
     data = launch.loader()
     with launch.loop, pytest.raises(UnsupportedSetting, match=r"cycle\(run\.batches\(loader\)\)"):

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple
 
 from resume_adapters.core.dataloader import elastic
 from resume_adapters.core.dataloader.check_batch import BatchCheck, CheckBatch, makes_batches, require_before, word_hash
-from resume_adapters.core.dataloader.sampler import LoaderRandomState, require_began_with, require_state
+from resume_adapters.core.dataloader.sampler import LoaderRandomState, length_of, require_began_with, require_state
 from resume_adapters.core.observed.loaders import WITH_CHANGES, LoaderAttributes, require_changes
 from resume_adapters.core.state import encoding, rng
 from resume_adapters.core.state.records import Record, Stored, Tried
@@ -418,11 +418,3 @@ def batch_size(loader: Any) -> int | None:
     """Return the samples in a batch, also of a loader that has a batch sampler; ``None`` where it does not say."""
     found: int | None = loader.batch_size
     return getattr(loader.batch_sampler, "batch_size", None) if found is None else found
-
-
-def length_of(thing: Any) -> int | None:
-    """Return the length of a dataset or of a loader; ``None`` where it has none."""
-    try:
-        return len(thing)
-    except Exception:  # of any kind: a sampler that has none says so in its own words
-        return None

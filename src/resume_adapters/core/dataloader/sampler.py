@@ -314,9 +314,8 @@ def dealt_order(loader: Any) -> DealtOrder | None:
     names = [_name(each) for each in dealing if each.shuffle]
     if makes not in dealing:
         names.append(_name(makes))
-    try:
-        size = len(makes.dataset if makes in dealing else makes)
-    except Exception:  # of any kind: it is the script's
+    size = length_of(makes.dataset if makes in dealing else makes)
+    if size is None:
         return None
     name = " of ".join(names) or "SequentialSampler()"
     return DealtOrder(name, math.prod(map(turns, chain)), size)
@@ -365,3 +364,11 @@ def _samplers(holder: Any, attributes: tuple[str, ...], path: str, depth: int) -
         if inner is not None:
             yield f"{path}{attribute}", inner
             yield from _samplers(inner, _WRAPPED, f"{path}{attribute}/", depth - 1)
+
+
+def length_of(thing: Any) -> int | None:
+    """Return the length of a dataset, a sampler or a loader; ``None`` where it has none."""
+    try:
+        return len(thing)
+    except Exception:  # of any kind: a sampler that has none says so in its own words
+        return None

@@ -26,13 +26,13 @@ from resume_adapters.core.dataloader.progress import (
     FetchLog,
     LoaderPosition,
     batch_size,
-    length_of,
 )
 from resume_adapters.core.dataloader.sampler import (
     DealtOrder,
     LoaderRandomState,
     TrackedSampler,
     dealt_order,
+    length_of,
     order_of,
     renamed,
     samplers_of,

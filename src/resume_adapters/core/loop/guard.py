@@ -83,17 +83,17 @@ class LoopGuard:
 
     # ---- Uncounted steps
 
-    def end_body(self, counted: int, steps: int) -> None:
-        """End a body of the outermost loop: in most there is a ``run.step`` where optimizers have stepped.
+    def end_body(self, steps: int, *, is_counted: bool) -> None:
+        """End a body of the outermost loop: in most, a ``run.step`` follows where optimizers have stepped.
 
         Args:
-            counted: what :attr:`counted` was when it began.
-            steps: what :attr:`steps` was.
+            steps: what :attr:`steps` was when it began.
+            is_counted: a ``run.step`` has followed.
 
         Raises:
             UnsupportedSetting: there were several without.
         """
-        self._uncounted += counted == self.counted and steps < self.steps
+        self._uncounted += steps < self.steps and not is_counted
         if self._uncounted == _TWICE:
             raise _uncounted_steps()
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from resume_adapters.core.dataloader.progress import LoaderPosition, batch_size, length_of
-from resume_adapters.core.dataloader.sampler import LoaderRandomState
+from resume_adapters.core.dataloader.progress import LoaderPosition, batch_size
+from resume_adapters.core.dataloader.sampler import LoaderRandomState, length_of
 from resume_adapters.core.dataloader.tracked import TrackedLoader
 from resume_adapters.core.loop.windows import other_length
 from resume_adapters.core.session.context import RestoreContext

@@ -210,8 +210,7 @@ class ResumableLoop:
                     step, steps = self.global_step, self._guard.steps
                     yield step
                     self._has_moved = True
-                    if step == self.global_step:
-                        self._guard.end_body(self._guard.counted, steps)
+                    self._guard.end_body(steps, is_counted=step < self.global_step)
                     self._end_of_body()
             finally:
                 self._passes.is_in_steps = False
@@ -304,7 +303,7 @@ class ResumableLoop:
             self._has_moved = True
             if passes.begins_round(open_pass):
                 if not passes.is_in_steps:
-                    guard.end_body(counted, steps)
+                    guard.end_body(steps, is_counted=counted < guard.counted)
                 self._end_of_body(open_pass)
             if self._is_through():
                 return
@@ -423,7 +422,6 @@ class ResumableLoop:
             return
         if self._passes.is_ahead or self._framework.is_accumulating():
             return
-        self._passes.end_body()
         self._checkpointing.keep(self.epoch, self.global_step)
         if is_due:
             if asked is not None and not self._is_through():

@@ -268,7 +268,8 @@ class EpochPasses:
             return 1
         used = self.ahead.add(batches, is_last=not loaders or loaders[0].is_handed_out)
         for each in loaders:
-            each.done = each.consumed - (0 if each.follows else self.ahead.left)
+            if not each.follows:
+                each.done = each.consumed - self.ahead.left
         return used
 
     def hand(self, loader: LoopLoader) -> None:
@@ -276,12 +277,9 @@ class EpochPasses:
         leads = self.external is None and self.open[:1] == [loader]
         if loader.follows is None:
             loader.follows = not (leads or self.handed)
+        if loader.follows:
+            loader.done = loader.consumed
         self.handed += leads
-
-    def end_body(self) -> None:
-        """End a body of the loop, with all that no step of it was to use."""
-        for each in self.open:
-            each.done = each.consumed if each.follows else each.done
 
     # ---- In a checkpoint
 

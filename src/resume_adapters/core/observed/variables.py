@@ -19,15 +19,7 @@ from resume_adapters.core.observed.instances import instances
 from resume_adapters.core.observed.leaves import LeafKind, is_array
 from resume_adapters.core.observed.paths import Path, is_module, submodules, type_name
 from resume_adapters.core.observed.script import handing_on, is_code_of_script, rebound, release, script_frames
-from resume_adapters.core.observed.walk import (
-    CODE,
-    CONTAINERS,
-    FOREIGN,
-    Census,
-    Subjects,
-    has_state,
-    is_loader_iterator,
-)
+from resume_adapters.core.observed.walk import CODE, CONTAINERS, Census, Subjects, has_state, is_loader_iterator
 from resume_adapters.core.state.rng import is_generator
 from resume_adapters.core.state.untouched import attributes, has_attributes, is_a
 
@@ -181,9 +173,7 @@ def _may_hold(value: Any) -> bool:
 
 def _may_hold_or_fill(value: Any) -> bool:
     """Return whether that is so, or an object of a library holds arrays, of which those that it fills count."""
-    home = type(value).__module__
-    is_left_out = is_a(value, *CODE) or home.startswith((*FOREIGN, *_LIBRARIES))
-    return _may_hold(value) or (not is_left_out and any(map(is_array, attributes(value).values())))
+    return _may_hold(value) or (not is_a(value, *CODE) and any(map(is_array, attributes(value).values())))
 
 
 def _is_carried(value: Any) -> bool:

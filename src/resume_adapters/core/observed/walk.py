@@ -288,7 +288,7 @@ class _Walk:
             return False
         home = type(value).__module__
         # The generators of torch are of ``torch._C``.
-        return home.startswith(self._subjects.foreign) or (home.startswith(FOREIGN) and not is_generator(value))
+        return home.startswith(self._subjects.foreign) or (home.startswith(_FOREIGN) and not is_generator(value))
 
     def _add(self, path: Path, kind: LeafKind, value: Any, digest: Any, arrays: Sequence[Any] = ()) -> None:
         self._census.leaves[path] = Leaf(kind, type_name(value), digest, tuple(map(weakref.ref, arrays)))
@@ -340,7 +340,7 @@ CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, t
 _OF_ALL = ("abc", "builtins", "collections.abc", "typing")
 """Modules of classes that say nothing of what an object is."""
 
-FOREIGN = (
+_FOREIGN = (
     *("_thread", "asyncio", "concurrent.", "functools", "logging", "multiprocessing", "socket", "ssl", "threading"),
     *("tqdm", "weakref", "torch.distributed", "torch.utils.hooks", "torch._", "resume_adapters."),
     "bitsandbytes.",
