@@ -133,7 +133,8 @@ class ForeignCheckpoints:
         files = CheckpointFiles(LocalStorage(), checkpoint, None)
         try:
             if files.find("optimizer.bin") is not None:
-                counted = [each.get("step", 0) for each in pickled(files, "optimizer", 0)["state"].values()]
+                state = pickled(files, "optimizer", 0)["state"]  # a string is the key of what no parameter has
+                counted = [each.get("step", 0) for key, each in state.items() if not isinstance(key, str)]
                 if counted and max(counted) > 0:
                     return ForeignStep(int(max(counted)))
             if files.find("scheduler.bin") is not None:

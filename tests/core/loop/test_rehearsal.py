@@ -121,6 +121,15 @@ class NoMoments(torch.optim.AdamW):
         return {**super().state_dict(), "state": {}}
 
 
+class Counts(torch.optim.AdamW):
+    """Keeps a number and a tensor beside the state of its parameters."""
+
+    def step(self, closure: Any = None) -> Any:
+        self.state["steps"] = self.state.get("steps", 0) + 1
+        self.state["norm"] = torch.ones(())
+        return super().step(closure)
+
+
 class Within(torch.optim.Optimizer):
     """Steps through another one, of whose state it saves a copy."""
 
@@ -275,6 +284,14 @@ def test_what_an_optimizer_does_not_save_as_it_is_comes_back(made: Any, tmp_path
         train(tmp_path / "run", torch.nn.Linear(1, 1), made, interrupted_after=5)
     resumed: Any = train(tmp_path / "run", torch.nn.Linear(1, 1), made)
     assert torch.equal(resumed.weight, whole.weight) and torch.equal(resumed.bias, whole.bias)
+
+
+def test_an_optimizer_with_state_beside_parameters_is_loaded_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    train(tmp_path, torch.nn.Linear(1, 1), Counts)
+    assert "step-2 saved" in caplog.text and "not loaded back" not in caplog.text
 
 
 def test_a_module_that_holds_one_without_a_copy_has_none() -> None:

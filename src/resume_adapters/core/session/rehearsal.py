@@ -160,8 +160,9 @@ def _tensors(held: Iterable[Any]) -> Iterator[Any]:
             yield from each.parameters()
             yield from each.buffers()
         elif is_optimizer(each):
-            for state in each.state.values():
-                yield from (value for value in state.values() if hasattr(value, "data_ptr"))
+            for state in each.state.values():  # some keep a number there, beside that of the parameters
+                found = state.values() if isinstance(state, dict) else [state]
+                yield from (value for value in found if hasattr(value, "data_ptr"))
 
 
 def _computed(held: Iterable[Any]) -> Iterator[Any]:
