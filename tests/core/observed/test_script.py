@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from resume_adapters.core.observed.script import PACKAGE, Place, calling_script, carried, of_the_run
+from resume_adapters.core.observed.script import PACKAGE, Place, calling_script, carried, is_of_script, of_the_run
 from resume_adapters.errors import NotSerialisable
 
 from plain_torch import Killed, Launch, killed_after, manifest
@@ -374,6 +374,12 @@ def test_names_that_follow_from_the_run_are_those_that_it_gives_values(tmp_path:
     )
     place = Place(compile(file.read_text(), file, "exec"), 1, frozenset())
     assert of_the_run([place]) == {"steps", "start", "epoch", "batch", "step"}
+
+
+@pytest.mark.parametrize("directory", ["site-packages", "dist-packages", "src"])
+def test_what_is_installed_is_not_of_the_script(directory: str, tmp_path: Path) -> None:
+    file = tmp_path / directory / "library" / "layers.py"
+    assert is_of_script(str(file)) is (directory == "src")
 
 
 def test_the_memory_of_a_run_goes_on(tmp_path: Path) -> None:

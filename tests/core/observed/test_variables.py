@@ -6,6 +6,8 @@ import functools
 import itertools
 import random
 import runpy
+import subprocess
+import sys
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -182,6 +184,111 @@ def test_what_a_loop_changes(what: str, in_function: bool, tmp_path: Path) -> No
     assert variables.changed(found) == []
     names = {each.split("`")[1].rpartition(".")[2] for each in found}
     assert variables.changed([], names) == []
+
+
+MODULE = """
+import functools, random
+table, fixed, noise, batch = {}, [1], random.Random(0), []
+class Meter:
+    total = 0
+    @staticmethod
+    def update(seen=[]):
+        seen.append(1)
+class Norm:
+    def __init__(self):
+        self.mean = 0
+norm = Norm()
+def counted(function):
+    calls = {"number": 0}
+    @functools.wraps(function)
+    def inner():
+        calls["number"] += 1
+        return function()
+    return inner
+def rates():
+    last = 0
+    def rate():
+        nonlocal last
+        last = last * 2 + 1
+    return rate
+@counted
+def weigh(*, rows={}):
+    global batch
+    batch = [random.random()]
+    Meter.total, norm.mean, rows[len(rows)] = Meter.total + 1, norm.mean + 1, 1
+    table[len(table)] = noise.random()
+    Meter.update()
+    own()
+own = counted(rates())
+"""
+
+
+SCRIPT = """
+from resume_adapters.core.observed.variables import ScriptVariables
+import losses
+variables = ScriptVariables(list)
+variables.begin([])
+losses.weigh()
+variables.compare()
+print(*variables.changed([]), sep=chr(10))
+"""
+
+
+def test_what_other_modules_of_a_script_keep_is_named(tmp_path: Path) -> None:
+    (tmp_path / "losses.py").write_text(MODULE)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    named = {each.split("`")[1] for each in done.stdout.splitlines()}
+    assert named == {"table", "noise", "Meter.total", "seen", "norm.mean", "calls", "rows", "last"}
+
+
+class Average:
+    """A hook that keeps something."""
+
+    def __init__(self) -> None:
+        self.mean = 0.0
+
+    def __call__(self, module: Any, given: Any, made: Any) -> None:
+        self.mean = self.mean + float(made.detach().mean())
+
+    def count(self, gradient: torch.Tensor) -> None:
+        self.gradients = float(gradient.sum())
+
+
+def counting(seen: dict[str, int], name: str) -> Any:
+    def hook(*given: Any) -> None:
+        seen[name] = seen.get(name, 0) + 1
+
+    return hook
+
+
+def hooked(kind: str) -> tuple[Any, Any, Any]:
+    """Return a model, an optimizer and a schedule, of which one has a hook of the script."""
+    model, average = torch.nn.Sequential(torch.nn.Linear(2, 2)), Average()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    hook = counting({}, "calls")
+    {
+        "module": lambda: model[0].register_full_backward_hook(hook),
+        "parameter": lambda: model[0].weight.register_post_accumulate_grad_hook(hook),
+        "optimizer": lambda: optimizer.register_step_post_hook(hook),
+        "method": lambda: model[0].bias.register_hook(average.count),
+        "object": lambda: model[0].register_forward_hook(average),
+    }.get(kind, lambda: None)()
+    return model, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: hook() or 1.0)
+
+
+@pytest.mark.parametrize("kind", ["module", "parameter", "optimizer", "method", "object", "given"])
+def test_what_hooks_keep_is_named(kind: str) -> None:
+    saved = model, optimizer, schedule = hooked(kind)
+    variables = ScriptVariables(lambda: saved)
+    variables.begin(saved)
+    model(torch.ones(1, 2, requires_grad=True)).sum().backward()
+    optimizer.step()
+    if kind == "given":
+        schedule.step()
+    variables.compare()
+    found = {"method": "`Average.gradients` (of a Average)", "object": "`Average.mean` (of a Average)"}
+    assert variables.changed([]) == [found.get(kind, "`seen` (a dict)")]
 
 
 class Counting(torch.nn.Linear):

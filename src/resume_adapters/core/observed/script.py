@@ -27,6 +27,9 @@ PACKAGE = str(Path(__file__).parents[2])
 _NOT_THE_SCRIPT = (PACKAGE, str(Path(ast.__file__).parent), "<")
 """How the files of this package and of Python begin, and what has no file."""
 
+_INSTALLED = {"site-packages", "dist-packages"}
+"""Where packages are installed; the latter by Debian, and in the images of many clouds."""
+
 _CLOCKS = ("time.", "time(", "perf_counter", "monotonic", "now(")
 """What is in an expression that asks for the time."""
 
@@ -76,14 +79,14 @@ def script_frames() -> list[FrameType]:
     These wait within a loop of theirs, and may keep something from one batch to the next as any other call may.
     """
     running = traceback.walk_stack(sys._getframe(1))
-    found = [frame for frame, _ in running if _is_of_script(frame.f_code.co_filename)]
+    found = [frame for frame, _ in running if is_of_script(frame.f_code.co_filename)]
     for each in found:
         held = each.f_locals
         values = [*held.values()]
         release(held, each.f_code)
         values += [inner for own in values if is_code_of_script(type(own)) for inner in attributes(own).values()]
         inner = [it.gi_frame for value in values for it in handing_on(value) if is_a(it, GeneratorType)]
-        found += [it for it in inner if it and it not in found and _is_of_script(it.f_code.co_filename)]
+        found += [it for it in inner if it and it not in found and is_of_script(it.f_code.co_filename)]
     return found
 
 
@@ -132,13 +135,15 @@ def over(loops: Iterable[ast.For | ast.While], words: tuple[str, ...] = ("",)) -
     return [one for one in loops if isinstance(one, ast.For) and any(word in ast.unparse(one.iter) for word in words)]
 
 
-def _is_of_script(file: str) -> bool:
-    return not file.startswith(_NOT_THE_SCRIPT) and "site-packages" not in Path(file).parts
+@functools.lru_cache(maxsize=1 << 14)
+def is_of_script(file: str) -> bool:
+    """Return whether a file is of the script: neither of Python, nor of this package, nor of one that is installed."""
+    return not file.startswith(_NOT_THE_SCRIPT) and _INSTALLED.isdisjoint(Path(file).parts)
 
 
 def is_code_of_script(each: Any) -> bool:
     """Return whether a class or a function is of the script."""
-    return _is_of_script(_file_of(each))
+    return is_of_script(_file_of(each))
 
 
 def _file_of(each: Any) -> str:

@@ -6,15 +6,14 @@ by then, is carried from step to step. Variables that a step gives a new value a
 
 from __future__ import annotations
 
-import contextlib
-import dis
 import functools
 import gc
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from types import BuiltinMethodType, CodeType, FrameType, FunctionType, MethodType, ModuleType
+from types import BuiltinMethodType, FrameType, MethodType, ModuleType
 from typing import Any
 
 from resume_adapters.core.observed import paths, walk
+from resume_adapters.core.observed.code import KEEPING, code_among, hooks_of, kept_by, named, replaced_by
 from resume_adapters.core.observed.instances import instances
 from resume_adapters.core.observed.leaves import LeafKind, is_array
 from resume_adapters.core.observed.paths import Path, is_module, submodules, type_name
@@ -29,8 +28,8 @@ _DEEP = 4
 _MANY = 1_000
 """Items of a container in which such objects are looked for."""
 
-_CALLS, _ANY = "between calls", 0
-"""The scope of what code of the script keeps, and the identity of what may be replaced."""
+_CALLS, _ANY = "between calls of ", 0
+"""How the scopes begin of what code of the script gives new values, and the identity of what may be replaced."""
 
 _CONTENT = (LeafKind.DATA, LeafKind.STATEFUL, LeafKind.TENSOR)
 
@@ -55,13 +54,14 @@ class ScriptVariables:
         Args:
             saved: what is saved, or looked at, by others now.
         """
-        scopes = _scopes()
+        known = [*_held_by(saved)]  # what hangs on loaders is left out at the save: they take 0.1 s to find
+        scopes = _scopes(known)
         self._held = {
-            (scope, name): _ANY if scope == _CALLS else id(each)
+            (scope, name): _ANY if scope.startswith(_CALLS) else id(each)
             for scope, held in scopes.items()
             for name, each in held.items()
         }
-        self._start = _look(scopes, saved)  # what hangs on loaders is left out at the save: they take 0.1 s to find
+        self._start = _look(scopes, known)
 
     def compare(self) -> None:
         """Look again, before the first two saves of a launch and ever fewer of the later ones; within the loop."""
@@ -70,13 +70,13 @@ class ScriptVariables:
         self._saves += 1
         if self._saves & (self._saves - 1) or not self._held:  # the 1st, 2nd, 4th, 8th
             return
-        scopes = _scopes()
+        known = [*_held_by([*self._saved(), *instances(DataLoader)])]
+        scopes = _scopes(known)
         same = {
             scope: {name: each for name, each in held.items() if self._held.get((scope, name)) in (id(each), _ANY)}
             for scope, held in scopes.items()
         }
-        saved = [*self._saved(), *instances(DataLoader)]
-        for path, leaf in self._start.changed(_look(same, saved)).items():
+        for path, leaf in self._start.changed(_look(same, known)).items():
             live = paths.get(same, path)
             holds = _may_hold_or_fill if leaf.keeps(self._start.leaves.get(path)) else _may_hold
             is_content = leaf.kind in _CONTENT or type(live) in CONTAINERS or _is_carried(live)
@@ -96,13 +96,9 @@ class ScriptVariables:
         return [text for name, text in found.items() if name not in names]
 
 
-def _look(scopes: Mapping[str, Any], saved: Iterable[Any]) -> Census:
-    return walk.take(Subjects(roots=scopes, captured=[*_held_by(saved)], foreign=_LIBRARIES))
+def _look(scopes: Mapping[str, Any], known: list[Any]) -> Census:
+    return walk.take(Subjects(roots=scopes, captured=known, foreign=_LIBRARIES))
 
-
-_CODE = (FunctionType, type)
-
-_STORES = {dis.opmap["STORE_GLOBAL"], dis.opmap["STORE_DEREF"]}
 
 _LIBRARIES = ("accelerate.", "datasets.", "deepspeed.", "lightning", "tokenizers.", "transformers.tokenization")
 """Modules whose objects hold no state of the script, or others save it."""
@@ -111,10 +107,15 @@ _WORLD = ("step", "reset")
 """What the environments of all libraries have."""
 
 
-def _scopes() -> dict[str, dict[str, Any]]:
-    """Return the variables that may hold state, by where they are: of the running functions, and of their files."""
+def _scopes(known: Iterable[Any]) -> dict[str, dict[str, Any]]:
+    """Return the variables that may hold state, by where they are: of running functions, of modules, and of code.
+
+    Args:
+        known: objects whose functions belong to the script too, such as the rate of a schedule.
+    """
     found: dict[str, dict[str, Any]] = {}
-    for frame in script_frames():
+    frames = script_frames()
+    for frame in frames:
         code = frame.f_code
         if code.co_name == "<module>":
             found[code.co_filename] = _variables(frame)
@@ -122,33 +123,22 @@ def _scopes() -> dict[str, dict[str, Any]]:
             found.setdefault(f"{code.co_filename}:{code.co_firstlineno}", _variables(frame))
             held = {name: each for name, each in frame.f_globals.items() if _may_hold_or_fill(each)}
             found.setdefault(code.co_filename, held)
-    defined = [each for held in found.values() for each in held.values() if type(each) in _CODE]
-    return {**found, _CALLS: {name: value for each in defined for name, value in _kept_by(each)}}
+    hooks = [hook for each in known for hook in hooks_of(each)]
+    found["hooks"] = {type_name(each): each for each in hooks if _may_hold(each)}
+    values = [each for held in found.values() for each in held.values()]
+    modules = [each for frame in frames for each in frame.f_globals.values() if is_a(each, ModuleType)]
+    files, shared = {*found}, {name for frame in frames for name in frame.f_code.co_cellvars}
+    for code in code_among([*values, *modules, *known, *hooks]):
+        found[f"{_CALLS}{id(code)}"] = dict(replaced_by(code))
+        found[f"kept by {id(code)}"] = _kept(kept_by(code), shared)
+        if (held := named(code)) and (file := code.__code__.co_filename) not in files:
+            found.setdefault(file, {}).update(_kept(held))
+    data = {scope: {name: each for name, each in of.items() if not is_a(each, *KEEPING)} for scope, of in found.items()}
+    return {scope: held for scope, held in data.items() if held}
 
 
-def _kept_by(code: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what a function or a class of the script keeps from one call to the next, by name."""
-    attributes = {name: each for name, each in vars(code).items() if not name.startswith("__")}
-    yield from ((f"{code.__name__}.{name}", each) for name, each in attributes.items() if type(each) not in _CODE)
-    for each in (code, *attributes.values()):
-        if type(each) is FunctionType:
-            cells = dict(zip(each.__code__.co_freevars, each.__closure__ or (), strict=True))
-            for name in _read_and_stored(each.__code__):
-                with contextlib.suppress(KeyError, ValueError):  # it has no value yet
-                    yield name, cells[name].cell_contents if name in cells else each.__globals__[name]
-
-
-@functools.lru_cache(maxsize=1024)  # all code of the script, and asked for at each look
-def _read_and_stored(code: CodeType) -> set[str]:
-    """Return the names from outside that a function reads, and gives another value later."""
-    read, found = set[str](), set[str]()
-    # Nearly all functions have no such name: to disassemble each takes long.
-    for each in dis.get_instructions(code) if {*code.co_code[::2]} & _STORES else ():
-        if each.opname in ("LOAD_GLOBAL", "LOAD_DEREF"):
-            read.add(each.argval)
-        elif each.opname in ("STORE_GLOBAL", "STORE_DEREF") and each.argval in read:
-            found.add(each.argval)
-    return found
+def _kept(held: Mapping[str, Any], left_out: Collection[str] = ()) -> dict[str, Any]:
+    return {name: each for name, each in held.items() if name not in left_out and _may_hold_or_fill(each)}
 
 
 def _variables(frame: FrameType) -> dict[str, Any]:
@@ -165,7 +155,7 @@ def _may_hold(value: Any) -> bool:
     """Return whether an object can change and keep its identity, and is no machinery of a library."""
     if type(value) in CONTAINERS or is_array(value) or is_generator(value) or _is_carried(value):
         return True
-    if type(value) in _CODE:
+    if is_a(value, *KEEPING):
         return is_code_of_script(value)
     is_own = is_code_of_script(type(value)) or all(hasattr(type(value), name) for name in _WORLD)
     return is_module(value) or has_state(value) or (is_own and has_attributes(value))

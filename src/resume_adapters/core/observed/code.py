@@ -1,0 +1,107 @@
+"""What the functions and classes of a script keep from one call to the next: a mean, a generator, a table of losses.
+
+It is in variables of their module, in those of an outer function that has returned, in defaults, and in attributes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import functools
+from collections.abc import Iterator
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+from resume_adapters.core.observed.paths import is_module, tensors_of
+from resume_adapters.core.observed.script import is_code_of_script, is_of_script
+from resume_adapters.core.state.untouched import attributes, is_a
+
+KEEPING = (FunctionType, type)
+"""What may keep something from one call to the next."""
+
+_STORES = {dis.opmap["STORE_GLOBAL"], dis.opmap["STORE_DEREF"]}
+
+
+def code_among(values: list[Any]) -> Iterator[Any]:
+    """Yield the functions and classes of the script among some values, their classes, and what these call in turn."""
+    seen = set[int]()
+    while values:
+        each = values.pop()
+        code = each if is_a(each, *KEEPING, ModuleType) else type(each)
+        if id(code) in seen:
+            continue
+        seen.add(id(code))
+        if is_a(code, ModuleType):
+            names = attributes(code) if is_of_script(str(attributes(code).get("__file__") or "<")) else {}
+            values += [held for held in names.values() if is_a(held, *KEEPING, ModuleType)]
+        elif is_code_of_script(code):
+            yield code
+            values += [getattr(held, "__func__", held) for held in vars(code).values()]
+            values += [*cells(code).values(), *named(code).values(), *getattr(code, "__bases__", ())]
+
+
+def replaced_by(code: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes of a function or a class, and what a function gives another value, by name."""
+    yield from ((f"{code.__name__}.{name}", each) for name, each in vars(code).items() if not name.startswith("__"))
+    if is_a(code, FunctionType):
+        outside = {**named(code), **cells(code)}
+        yield from ((name, outside[name]) for name in _read_and_stored(code.__code__) if name in outside)
+
+
+def kept_by(code: Any) -> dict[str, Any]:
+    """Return what a function may change and has at its next call: its defaults, and variables of outer functions."""
+    if not is_a(code, FunctionType):
+        return {}
+    defaults = code.__defaults__ or ()
+    given = code.__code__.co_varnames[code.__code__.co_argcount - len(defaults) :]
+    return {**dict(zip(given, defaults, strict=False)), **(code.__kwdefaults__ or {}), **cells(code)}
+
+
+def cells(code: Any) -> dict[str, Any]:
+    """Return the variables of outer functions that a function uses; none for a class."""
+    found = {}
+    if is_a(code, FunctionType):
+        for name, cell in zip(code.__code__.co_freevars, code.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):  # it has no value yet
+                found[name] = cell.cell_contents
+    return found
+
+
+def named(code: Any) -> dict[str, Any]:
+    """Return the variables of its module that a function uses; none for a class, or for what a library wraps it in."""
+    if not is_a(code, FunctionType) or not is_of_script(code.__code__.co_filename):
+        return {}
+    held = code.__globals__
+    return {name: held[name] for name in _names(code.__code__) if name in held}
+
+
+def hooks_of(value: Any) -> Iterator[Any]:
+    """Yield what is called as a module runs, or as a tensor of it gets a gradient; of a method, the object."""
+    import torch
+
+    if is_module(value):
+        held = [found for name, found in attributes(value).items() if name.endswith("_hooks") and is_a(found, dict)]
+        for tensor in tensors_of(value).values():
+            if type(tensor) in (torch.Tensor, torch.nn.Parameter):  # seam: torch 2.6-2.13
+                held += filter(None, (tensor._backward_hooks, tensor._post_accumulate_grad_hooks))
+        yield from (getattr(hook, "__self__", hook) for each in held for hook in dict.values(each))
+
+
+@functools.lru_cache(maxsize=1 << 14)  # all code of the script, and asked for at each look
+def _names(code: CodeType) -> frozenset[str]:
+    """Return the names that a function, or one within it, takes from its module; and those of attributes."""
+    inner = (each for each in code.co_consts if isinstance(each, CodeType))
+    return frozenset(code.co_names).union(*map(_names, inner))
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _read_and_stored(code: CodeType) -> set[str]:
+    """Return the names from outside that a function reads, and gives another value later."""
+    read, found = set[str](), set[str]()
+    # Nearly all functions have no such name: to disassemble each takes long.
+    for each in dis.get_instructions(code) if {*code.co_code[::2]} & _STORES else ():
+        if each.opname in ("LOAD_GLOBAL", "LOAD_DEREF"):
+            read.add(each.argval)
+        elif each.opname in ("STORE_GLOBAL", "STORE_DEREF") and each.argval in read:
+            found.add(each.argval)
+    return found
