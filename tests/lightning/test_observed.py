@@ -100,6 +100,30 @@ def test_hyperparameters_settings_and_what_a_callback_adds_to_one_of_lightning_r
     assert found == expected and expected[1] == [0, 1, 2, 3] and expected[3] == 0.1
 
 
+class Meter:
+    """Is made when it is asked for."""
+
+    current: Meter | None = None
+    steps = 0
+
+
+class Metered(Line):
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        Meter.current = Meter.current or Meter()
+        Meter.current.steps += 1
+        return super().training_step(batch, batch_idx)
+
+
+def test_what_a_first_step_makes_of_the_script_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Meter, "current", None)
+    saves = ModelCheckpoint(tmp_path, every_n_train_steps=2)
+    trainer = trainer_of(saves, ResumeCallback(), max_epochs=1)
+    trainer.fit(Metered(None), DataLoader(torch.rand(8, 1), batch_size=2))
+    assert "script MISSING: `Meter.current.steps` (of a Meter)" in caplog.text
+
+
 class Checked(Line):
     """Keeps what its validations see, and the first batch that trains it: Lightning checks and searches before."""
 
@@ -123,10 +147,11 @@ def test_what_only_a_finder_or_the_sanity_check_has_changed_resumes(tmp_path: Pa
     """They are not done again."""
 
     def fit(directory: Path, interrupted_at: int | None) -> tuple[Any, ...]:
-        module = Checked(interrupted_at)
-        saves, finder = ModelCheckpoint(directory, every_n_train_steps=3), LearningRateFinder(num_training_steps=4)
-        trainer = trainer_of(saves, finder, ResumeCallback(), max_steps=7)
         pl.seed_everything(1)
+        module = Checked(interrupted_at)
+        finder = LearningRateFinder(num_training_steps=4, early_stop_threshold=None)  # it validates where it stops
+        saves = ModelCheckpoint(directory, every_n_train_steps=3)
+        trainer = trainer_of(saves, finder, ResumeCallback(), max_steps=7)
         data = torch.rand(8, 1)
         trainer.fit(module, DataLoader(data, shuffle=True), DataLoader(data))
         return module.seen, module.first, module.means, module.cached.tolist(), module.trained

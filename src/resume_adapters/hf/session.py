@@ -243,7 +243,6 @@ class TrainerSession:
         if self.session.observed.has_begun or not (is_whole or in_epoch):
             return
         self.session.begin_observing()  # first: what a model saves beside its tensors may be in an attribute alone
-        self.session.watch_script()
         if self.context is None:
             return
         files.restore_callbacks(self.trainer)
@@ -292,6 +291,7 @@ class TrainerSession:
         engine = self.framework.engine
         if engine is not None:
             engine.has_stepped(self.session.trace)
+        self.session.watch_script()
         live = self.trainer.state
         decision = self.session.end_step(live.global_step, live.epoch, live.max_steps)
         self._save_due, self._is_due_in_memory = decision.save, decision.save_to_memory

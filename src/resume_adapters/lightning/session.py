@@ -263,7 +263,6 @@ class FitSession:
         # A Timer has decided for itself: it may have been given more time.
         self._trainer.should_stop |= context.rank_state.should_stop
         self._session.begin_observing()
-        self._session.watch_script()
         self.data.restore_random_state(context)
         self._session.move_schedules()
 
@@ -278,7 +277,6 @@ class FitSession:
         if context is None or context.rank_state is None:
             self._session.restorer.align_buckets()
             self._session.begin_observing()
-            self._session.watch_script()
         expected = self._trainer.estimated_stepping_batches
         self._expected_steps = int(expected) if math.isfinite(expected) and expected > 0 else None
 
@@ -335,6 +333,7 @@ class FitSession:
             return
         if self._framework.engine is not None:
             self._framework.engine.has_stepped(self._session.trace)
+        self._session.watch_script()
         decision = self._session.end_step(self._trainer.global_step, self.loops.epochs_reached, self._horizon())
         if decision.save or self._is_due:
             self._is_due = False

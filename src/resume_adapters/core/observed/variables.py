@@ -44,6 +44,7 @@ class ScriptVariables:
     def __init__(self, saved: Callable[[], Iterable[Any]]) -> None:
         self._saved = saved
         self._start = Census()
+        self.has_begun = False
         self._held: dict[tuple[str, str], int] = {}
         self._saves = 0
         self._found: dict[str, str] = {}
@@ -54,6 +55,7 @@ class ScriptVariables:
         Args:
             saved: what is saved, or looked at, by others now.
         """
+        self.has_begun = True
         known = [*_held_by(saved)]  # what hangs on loaders is left out at the save: they take 0.1 s to find
         scopes = _scopes(known)
         self._held = {
@@ -67,7 +69,7 @@ class ScriptVariables:
         """Look again, before the first two saves of a launch and ever fewer of the later ones; within the loop."""
         from torch.utils.data import DataLoader
 
-        self._saves += 1
+        self._saves += self.has_begun
         if self._saves & (self._saves - 1) or not self._held:  # the 1st, 2nd, 4th, 8th
             return
         known = [*_held_by([*self._saved(), *instances(DataLoader)])]

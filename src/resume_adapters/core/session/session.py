@@ -216,8 +216,12 @@ class Session:
             self._log_differences()
 
     def watch_script(self) -> None:
-        """Look at the variables of the script that called the framework, to name those that the training changes."""
-        self._variables.begin(self._looked_at())
+        """Look at the variables of the script, to name those that the training changes; with the first step, once.
+
+        Call it at the end of a step, when the script has made what it makes where it needs it first.
+        """
+        if not self._variables.has_begun:
+            self._variables.begin(self._looked_at())
 
     def begin_settings(self) -> None:
         """Compare the optimizers and schedules with those of the checkpoint; once, before anything is loaded into them.
