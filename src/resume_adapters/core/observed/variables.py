@@ -129,18 +129,21 @@ def _scopes(known: Iterable[Any]) -> dict[str, dict[str, Any]]:
     found["hooks"] = {type_name(each): each for each in hooks if _may_hold(each)}
     values = [each for held in found.values() for each in held.values()]
     modules = [each for frame in frames for each in frame.f_globals.values() if is_a(each, ModuleType)]
-    files, shared = {*found}, {name for frame in frames for name in frame.f_code.co_cellvars}
+    running = {frame.f_globals.get("__name__") for frame in frames}
+    shared = {name for frame in frames for name in frame.f_code.co_cellvars}
     for code in code_among([*values, *modules, *known, *hooks]):
-        found[f"{_CALLS}{id(code)}"] = dict(replaced_by(code))
-        found[f"kept by {id(code)}"] = _kept(kept_by(code), shared)
-        if (held := named(code)) and (file := code.__code__.co_filename) not in files:
-            found.setdefault(file, {}).update(_kept(held))
+        is_running = code.__module__ in running
+        within = "" if is_running else f"{code.__module__}."
+        found[f"{_CALLS}{id(code)}"] = {f"{within}{name}": each for name, each in replaced_by(code)}
+        found[f"kept by {id(code)}"] = _kept(kept_by(code), within, shared)
+        found.setdefault(code.__module__, {}).update({} if is_running else _kept(named(code), within))
     data = {scope: {name: each for name, each in of.items() if not is_a(each, *KEEPING)} for scope, of in found.items()}
     return {scope: held for scope, held in data.items() if held}
 
 
-def _kept(held: Mapping[str, Any], left_out: Collection[str] = ()) -> dict[str, Any]:
-    return {name: each for name, each in held.items() if name not in left_out and _may_hold_or_fill(each)}
+def _kept(held: Mapping[str, Any], within: str, left_out: Collection[str] = ()) -> dict[str, Any]:
+    kept = {name: each for name, each in held.items() if name not in left_out and _may_hold_or_fill(each)}
+    return {f"{within}{name}": each for name, each in kept.items()}
 
 
 def _variables(frame: FrameType) -> dict[str, Any]:
