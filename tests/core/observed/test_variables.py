@@ -292,6 +292,19 @@ def test_what_hooks_keep_is_named(kind: str) -> None:
     assert variables.changed([]) == [found.get(kind, "`seen` (a dict)")]
 
 
+def test_what_hooks_keep_that_hangs_on_a_saved_module_is_saved_too() -> None:
+    inner, average, seen = torch.nn.Linear(2, 2), Average(), {"calls": 0}
+    inner.average, inner.seen = average, seen  # type: ignore[assignment]
+    inner.register_forward_hook(average)
+    inner.register_forward_hook(counting(seen, "calls"))
+    saved = [torch.nn.Sequential(torch.nn.Sequential(inner))]
+    variables = ScriptVariables(lambda: saved)
+    variables.begin(saved)
+    saved[0](torch.ones(1, 2))
+    variables.compare()
+    assert seen["calls"] == 1 and variables.changed([]) == []
+
+
 class Counting(torch.nn.Linear):
     calls = ()
 

@@ -208,7 +208,7 @@ def _content(value: Any) -> Iterable[Any]:
     if is_a(value, type, ModuleType):
         return ()
     if is_module(value):
-        return [part for _, part in submodules(value)]
+        return [*(part for _, part in submodules(value)), *(held for _, held in walk.content(value))]
     if type(value) in CONTAINERS:
         return list(value.values() if is_a(value, dict) else value) if len(value) <= _MANY else ()
     if type(value) is functools.partial:
