@@ -305,6 +305,31 @@ def test_what_hooks_keep_that_hangs_on_a_saved_module_is_saved_too() -> None:
     assert seen["calls"] == 1 and variables.changed([]) == []
 
 
+class Settings(dict[str, Any]):
+    """Raises where it is asked for an attribute that it lacks."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self[name]
+
+    def __call__(self, *given: Any) -> None:
+        self["calls"] += 1
+
+
+class Configured:
+    settings = Settings(calls=0)
+
+
+def test_nothing_of_a_script_is_asked_for_attributes() -> None:
+    model, configured = torch.nn.Linear(2, 2), Configured()
+    model.register_forward_hook(configured.settings)
+    variables = ScriptVariables(lambda: [model])
+    variables.begin([model])
+    model(torch.ones(1, 2))
+    variables.compare()
+    assert Configured.settings["calls"] == 1
+    assert variables.changed([]) == ["`Settings` (a Settings)"]
+
+
 class Counting(torch.nn.Linear):
     calls = ()
 

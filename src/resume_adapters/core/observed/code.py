@@ -9,7 +9,7 @@ import contextlib
 import dis
 import functools
 from collections.abc import Iterator
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from resume_adapters.core.observed.paths import is_module, tensors_of
@@ -18,6 +18,8 @@ from resume_adapters.core.state.untouched import attributes, is_a
 
 KEEPING = (FunctionType, type)
 """What may keep something from one call to the next."""
+
+_METHODS = (MethodType, classmethod, staticmethod)
 
 _STORES = {dis.opmap["STORE_GLOBAL"], dis.opmap["STORE_DEREF"]}
 
@@ -36,7 +38,7 @@ def code_among(values: list[Any]) -> Iterator[Any]:
             values += [held for held in names.values() if is_a(held, *KEEPING, ModuleType)]
         elif is_code_of_script(code):
             yield code
-            values += [getattr(held, "__func__", held) for held in vars(code).values()]
+            values += [each.__func__ if is_a(each, *_METHODS) else each for each in vars(code).values()]
             values += [*cells(code).values(), *named(code).values(), *getattr(code, "__bases__", ())]
 
 
@@ -84,7 +86,8 @@ def hooks_of(value: Any) -> Iterator[Any]:
         for tensor in tensors_of(value).values():
             if type(tensor) in (torch.Tensor, torch.nn.Parameter):  # seam: torch 2.6-2.13
                 held += filter(None, (tensor._backward_hooks, tensor._post_accumulate_grad_hooks))
-        yield from (getattr(hook, "__self__", hook) for each in held for hook in dict.values(each))
+        hooks = [hook for each in held for hook in dict.values(each)]
+        yield from (each.__self__ if is_a(each, MethodType) else each for each in hooks)
 
 
 @functools.lru_cache(maxsize=1 << 14)  # all code of the script, and asked for at each look
