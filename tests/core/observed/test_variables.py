@@ -18,6 +18,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import resume_adapters
+from resume_adapters.core.observed import code
 from resume_adapters.core.observed.variables import ScriptVariables
 
 from plain_torch import Launch
@@ -303,6 +304,12 @@ def test_what_hooks_keep_that_hangs_on_a_saved_module_is_saved_too() -> None:
     saved[0](torch.ones(1, 2))
     variables.compare()
     assert seen["calls"] == 1 and variables.changed([]) == []
+
+
+def test_code_is_looked_at_nearest_first_and_not_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [*code.code_among([counting, Average])][:2] == [counting, Average]
+    monkeypatch.setattr(code, "_MOST", 1)
+    assert [*code.code_among([counting, Average, hooked])] == [counting, Average]
 
 
 class Settings(dict[str, Any]):

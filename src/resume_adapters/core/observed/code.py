@@ -19,18 +19,20 @@ from resume_adapters.core.state.untouched import attributes, is_a
 KEEPING = (FunctionType, type)
 """What may keep something from one call to the next."""
 
+_MOST = 10_000
+"""Functions, classes and modules that are looked at: a library may be developed where the script is."""
+
 _METHODS = (MethodType, classmethod, staticmethod)
 
 _STORES = {dis.opmap["STORE_GLOBAL"], dis.opmap["STORE_DEREF"]}
 
 
 def code_among(values: list[Any]) -> Iterator[Any]:
-    """Yield the functions and classes of the script among some values, their classes, and what these call in turn."""
+    """Yield functions and classes of the script: those among some values, those of them, and what they use in turn."""
     seen = set[int]()
-    while values:
-        each = values.pop()
+    for each in values:  # which grow: nearest first
         code = each if is_a(each, *KEEPING, ModuleType) else type(each)
-        if id(code) in seen:
+        if id(code) in seen or len(seen) > _MOST:
             continue
         seen.add(id(code))
         if is_a(code, ModuleType):
