@@ -206,6 +206,23 @@ def test_what_is_not_data_is_named_with_what_holds_it_and_not_with_what_is_below
     }
 
 
+def test_what_is_kept_by_the_address_of_a_tensor_is_not_data() -> None:
+    """Another process has others."""
+    model = torch.nn.Linear(1, 1)
+    trainer: Any = Thing(moments={}, nested={"moments": {id(model.weight): 0.0}}, steps={7: 0})
+
+    def change(it: Any) -> None:
+        it.moments[id(model.weight)] = torch.ones(1)
+        it.nested["moments"][id(model.weight)] = 1.0
+        it.steps[7] = 1
+
+    assert changes(trainer, change, captured=[model]) == {
+        "trainer.moments": LeafKind.OPAQUE,
+        "trainer.nested['moments']": LeafKind.OPAQUE,
+        "trainer.steps": LeafKind.DATA,
+    }
+
+
 class Window(deque[int]):
     """A container of the user's."""
 

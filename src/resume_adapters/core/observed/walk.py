@@ -250,6 +250,8 @@ class _Walk:
             self._census.left_out.append(path)
         elif path.steps[-1].kind == "tensor":
             self._add(path, LeafKind.TENSOR, value, value_digest(value, sampled_above=_SAMPLE_OF_MODULE), [value])
+        elif kind is dict and self._has_addresses(value):
+            self._add(path, LeafKind.OPAQUE, value, value_digest(value, sampled_above=_SAMPLE, untouched=True))
         elif is_short_row or (arrays := self._arrays_of_data(value)) is not None:
             fixed = is_a(owner, tuple)  # nothing can be restored there
             digest = row_digest(value) if is_short_row else fingerprint(value)
@@ -315,11 +317,12 @@ class _Walk:
             count += 1
             if each is None or kind in PLAIN:
                 continue
-            if count > _LARGEST or id(each) in self._captured:
+            is_dict = is_a(each, dict)
+            if count > _LARGEST or id(each) in self._captured or (is_dict and self._has_addresses(each)):
                 return None
             if kind in CONTAINERS:
                 waiting.extend(each)
-                if is_a(each, dict):
+                if is_dict:
                     waiting.extend(each.values())
             elif not _is_leaf_data(each):
                 return None
@@ -327,6 +330,10 @@ class _Walk:
                 arrays.append(each)
         self._left -= count - 1
         return arrays
+
+    def _has_addresses(self, held: Any) -> bool:
+        """Return whether keys of a dict are identities of what is trained: those of another process are others."""
+        return not self._known.isdisjoint(key for key in dict.keys(held) if type(key) is int)
 
 
 PLAIN = frozenset((bool, int, float, str, bytes))
