@@ -1,6 +1,7 @@
 """What the functions and classes of a script keep from one call to the next: a mean, a generator, a table of losses.
 
 It is in variables of their module, in those of an outer function that has returned, in defaults, and in attributes.
+Each of these is copied before it is gone through: a thread of the script may add to it.
 """
 
 from __future__ import annotations
@@ -37,16 +38,17 @@ def code_among(values: list[Any]) -> Iterator[Any]:
         seen.add(id(code))
         if is_a(code, ModuleType):
             names = attributes(code) if is_of_script(str(attributes(code).get("__file__") or "<")) else {}
-            values += [held for held in names.values() if is_a(held, *KEEPING, ModuleType)]
+            values += [held for held in [*names.values()] if is_a(held, *KEEPING, ModuleType)]
         elif is_code_of_script(code):
             yield code
-            values += [each.__func__ if is_a(each, *_METHODS) else each for each in vars(code).values()]
+            values += [each.__func__ if is_a(each, *_METHODS) else each for each in [*vars(code).values()]]
             values += [*cells(code).values(), *named(code).values(), *getattr(code, "__bases__", ())]
 
 
 def replaced_by(code: Any) -> Iterator[tuple[str, Any]]:
     """Yield the attributes of a function or a class, and what a function gives another value, by name."""
-    yield from ((f"{code.__name__}.{name}", each) for name, each in vars(code).items() if not name.startswith("__"))
+    held = [*vars(code).items()]
+    yield from ((f"{code.__name__}.{name}", each) for name, each in held if not name.startswith("__"))
     if is_a(code, FunctionType):
         outside = {**named(code), **cells(code)}
         yield from ((name, outside[name]) for name in _read_and_stored(code.__code__) if name in outside)

@@ -123,12 +123,12 @@ def _scopes(known: Iterable[Any]) -> dict[str, dict[str, Any]]:
             found[code.co_filename] = _variables(frame)
         else:
             found.setdefault(f"{code.co_filename}:{code.co_firstlineno}", _variables(frame))
-            held = {name: each for name, each in frame.f_globals.items() if _may_hold_or_fill(each)}
+            held = {name: each for name, each in [*frame.f_globals.items()] if _may_hold_or_fill(each)}
             found.setdefault(code.co_filename, held)
     hooks = [hook for each in known for hook in hooks_of(each)]
     found["hooks"] = {type_name(each): each for each in hooks if _may_hold(each)}
     values = [each for held in found.values() for each in held.values()]
-    modules = [each for frame in frames for each in frame.f_globals.values() if is_a(each, ModuleType)]
+    modules = [each for frame in frames for each in [*frame.f_globals.values()] if is_a(each, ModuleType)]
     running = {frame.f_globals.get("__name__") for frame in frames}
     shared = {name for frame in frames for name in frame.f_code.co_cellvars}
     for code in code_among([*values, *modules, *known, *hooks]):
