@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+from resume_adapters.core.observed import walk
 from resume_adapters.core.observed.paths import is_module, tensors_of
 from resume_adapters.core.observed.script import is_code_of_script, is_of_script
 from resume_adapters.core.state.untouched import attributes, is_a
@@ -77,8 +78,7 @@ def named(code: Any) -> dict[str, Any]:
     """Return the variables of its module that a function uses; none for a class, or for what a library wraps it in."""
     if not is_a(code, FunctionType) or not is_of_script(code.__code__.co_filename):
         return {}
-    held = code.__globals__
-    return {name: held[name] for name in _names(code.__code__) if name in held}
+    return {name: code.__globals__[name] for name in _names(code.__code__) if name in code.__globals__}
 
 
 def hooks_of(value: Any) -> Iterator[Any]:
@@ -86,12 +86,12 @@ def hooks_of(value: Any) -> Iterator[Any]:
     import torch
 
     if is_module(value):
-        held = [found for name, found in attributes(value).items() if name.endswith("_hooks") and is_a(found, dict)]
+        held = walk.hooks(value)
         for tensor in tensors_of(value).values():
             if type(tensor) in (torch.Tensor, torch.nn.Parameter):  # seam: torch 2.6-2.13
                 held += filter(None, (tensor._backward_hooks, tensor._post_accumulate_grad_hooks))
-        hooks = [hook for each in held for hook in dict.values(each)]
-        yield from (each.__self__ if is_a(each, MethodType) else each for each in hooks)
+        found = [hook for each in held for hook in dict.values(each)]
+        yield from (each.__self__ if is_a(each, MethodType) else each for each in found)
 
 
 @functools.lru_cache(maxsize=1 << 14)  # all code of the script, and asked for at each look

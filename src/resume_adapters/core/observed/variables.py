@@ -69,8 +69,10 @@ class ScriptVariables:
         """Look again, before the first two saves of a launch and ever fewer of the later ones; within the loop."""
         from torch.utils.data import DataLoader
 
-        self._saves += self.has_begun
-        if self._saves & (self._saves - 1) or not self._held:  # the 1st, 2nd, 4th, 8th
+        if not self._held:
+            return
+        self._saves += 1
+        if self._saves & (self._saves - 1):  # not the 1st, 2nd, 4th, 8th
             return
         known = [*_held_by([*self._saved(), *instances(DataLoader)])]
         scopes = _scopes(known)

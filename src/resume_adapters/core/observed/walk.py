@@ -225,7 +225,7 @@ class _Walk:
             path, owner, depth = waiting.popleft()
             self._census.entered.add(path)
             if is_module(owner):
-                self._census.hooks[path] = _hooks(owner)
+                self._census.hooks[path] = sum(map(len, hooks(owner)))
             for step, value in content(owner):
                 below = Path(path.root, (*path.steps, step))
                 try:
@@ -250,13 +250,13 @@ class _Walk:
             self._census.left_out.append(path)
         elif path.steps[-1].kind == "tensor":
             self._add(path, LeafKind.TENSOR, value, value_digest(value, sampled_above=_SAMPLE_OF_MODULE), [value])
-        elif kind is dict and self._has_addresses(value):
-            self._add(path, LeafKind.OPAQUE, value, value_digest(value, sampled_above=_SAMPLE, untouched=True))
         elif is_short_row or (arrays := self._arrays_of_data(value)) is not None:
             fixed = is_a(owner, tuple)  # nothing can be restored there
             digest = row_digest(value) if is_short_row else fingerprint(value)
             held = ([value] if is_array(value) else []) if is_short_row else arrays
             self._add(path, LeafKind.OPAQUE if fixed else LeafKind.DATA, value, digest, held or ())
+        elif kind is dict and self._has_addresses(value):
+            self._add(path, LeafKind.OPAQUE, value, value_digest(value, sampled_above=_SAMPLE, untouched=True))
         elif is_module(value):
             self._add_module(path, value)
             self._enter(path, value, depth)  # on the level of the object that holds it: modules nest deeply
@@ -410,8 +410,10 @@ def _plain_module() -> frozenset[str]:
     return frozenset(vars(torch.nn.Module()))
 
 
-def _hooks(module: Any) -> int:
-    return sum(len(held) for name, held in attributes(module).items() if name in _plain_module() and "_hooks" in name)
+def hooks(module: Any) -> list[Any]:
+    """Return the dicts in which a module holds its hooks, and flags of them."""
+    held = [*attributes(module).items()]
+    return [found for name, found in held if name in _plain_module() and "_hooks" in name]
 
 
 def fingerprint(value: Any) -> Any:
