@@ -54,6 +54,7 @@ CASES: dict[str, dict[str, Any]] = {
     "unwrapped-last-batch": {"wrapped": False, "evaluate": True, "save_every": 7, **PERSISTENT},
     "registered-generator": {"own_generator": True, "register_generator": True},
     "own-generator": {"own_generator": True},
+    "global-generator": {"own_generator": "global", "evaluate": True, **WORKERS},
     "device": {"device": "walled", "second": True, "own_generator": True, "register_generator": True, "ema": True},
     "device-own-generator": {"device": "walled", "own_generator": True, "evaluate": True},
     "device-scaler": {"device": "walled", "scaler": True, "batch_norm": True},

@@ -251,8 +251,8 @@ def test_ddp_that_cannot_be_found_is_said(bench: contract.Bench, tmp_path: Path)
 
 
 def test_data_that_cannot_be_repeated_are_refused(bench: contract.Bench, tmp_path: Path) -> None:
-    assert bench.run(tmp_path, {"own_generator": "global", "kill": KILL}).killed
-    outcome = bench.run(tmp_path, {"own_generator": "global"})
+    assert bench.run(tmp_path, {"own_generator": "count", "kill": KILL}).killed
+    outcome = bench.run(tmp_path, {"own_generator": "count"})
     assert outcome.statuses == (1,)
     assert "is not the batch that followed when the checkpoint was saved" in outcome.output
 

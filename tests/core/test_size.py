@@ -18,7 +18,7 @@ BUDGETS = {
     "core/checkpoint": 1_900,
     "core/dataloader": 1_440,
     "core/loop": 1_825,
-    "core/observed": 1_805,
+    "core/observed": 1_825,
     "core/recovery": 1_480,
     "core/run": 1_190,
     "core/run_directory": 1_070,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import itertools
 import os
 import random
 import time
@@ -81,6 +82,7 @@ def item(index: int) -> dict[str, torch.Tensor]:
 
 
 _GENERATOR = torch.Generator().manual_seed(5)
+_COUNT = itertools.count()
 
 
 class Mapped(torch.utils.data.Dataset):
@@ -98,7 +100,9 @@ class Mapped(torch.utils.data.Dataset):
         found = item(index)
         if CONFIG["own_generator"]:
             found["input_ids"] = found["input_ids"].clone()
-            found["input_ids"][0] = int(TOKENS * noise((), getattr(self, "generator", _GENERATOR)))
+            is_counted = CONFIG["own_generator"] == "count"
+            drawn = noise((), getattr(self, "generator", _GENERATOR)) if not is_counted else next(_COUNT) * 0.618 % 1
+            found["input_ids"][0] = int(TOKENS * drawn)
         if CONFIG["ragged"]:
             keep = 4 + index % (LENGTH - 4)
             found = {name: value[:keep] for name, value in found.items()}

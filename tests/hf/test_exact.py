@@ -68,6 +68,7 @@ CASES: dict[str, dict[str, Any]] = {
         args={**PERSISTENT, "save_strategy": "epoch", "accelerator_config": {"use_seedable_sampler": False}},
     ),
     "evaluations-own-generator": job(own_generator=True, args={**EVALUATE, "save_steps": 5}),
+    "evaluations-global-generator": job(own_generator="global", args={**EVALUATE, "save_steps": 5}),
     "evaluations-persistent": job(args={**EVALUATE, **PERSISTENT}),
     "evaluate-each-epoch": job(args={"eval_strategy": "epoch", "save_steps": 7}),
     "lora-and-more": job(lora=True, beside_lora=True),

@@ -518,10 +518,10 @@ def test_each_part_is_captured(bench: contract.Bench, tmp_path: Path) -> None:
 def test_data_that_cannot_be_repeated_are_refused(
     saving: str, words: str, bench: contract.Bench, tmp_path: Path
 ) -> None:
-    """Behind a generator that nobody sees, other batches would follow: an error, not another run."""
-    config = {"own_generator": "global", "args": {"save_strategy": saving}}
+    """Behind an iterator that nobody saves, other batches would follow: an error, not another run."""
+    config = {"own_generator": "count", "args": {"save_strategy": saving}}
     first = bench.run(tmp_path, {**config, "kill": {"event": "on_step_end", "step": 15}})
-    assert first.killed and first.output.count("MISSING: `_GENERATOR` (a Generator): the training changes") == 1
+    assert first.killed and first.output.count("MISSING: `_COUNT` (a count): the training changes") == 1
     outcome = bench.run(tmp_path, config)
     assert outcome.statuses == (1,)
     assert words in outcome.output

@@ -121,6 +121,35 @@ class Late(Dataset[Any]):
         return [float(index), torch.rand((), generator=self.noise).item(), *map(float, drawn)]
 
 
+_OF_FILE, _OF_DEFAULT, _OF_CLOSURE = np.random.RandomState(0), random.Random(0), torch.Generator()
+
+
+def _from_default(generator: random.Random = _OF_DEFAULT) -> float:
+    return generator.random()
+
+
+def _from_closure(generator: torch.Generator) -> Callable[[], float]:
+    return lambda: torch.rand((), generator=generator).item()
+
+
+class Outside(Dataset[Any]):
+    """Draws from generators that are no attributes of it: of the file, of its class, and of functions that it calls."""
+
+    OF_CLASS = np.random.RandomState(0)
+    draw = staticmethod(_from_closure(_OF_CLOSURE))
+
+    def __init__(self) -> None:
+        _OF_CLOSURE.manual_seed(1)
+        for each in (_OF_FILE, _OF_DEFAULT, self.OF_CLASS):  # as a new launch finds them
+            each.seed(1)
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> list[float]:
+        return [float(index), float(_OF_FILE.rand()), float(self.OF_CLASS.rand()), _from_default(), self.draw()]
+
+
 class Passes(IterableDataset[Any]):
     """A stream that counts its passes by itself."""
 
@@ -189,6 +218,9 @@ CASES: dict[str, Callable[[], DataLoader[Any]]] = {
     "generators made late": lambda: DataLoader(Late(), BATCH, shuffle=True),
     "generators made late in workers": lambda: DataLoader(Late(), BATCH, shuffle=True, num_workers=2),
     "generators made late in kept workers": lambda: DataLoader(Late(), BATCH, num_workers=2, persistent_workers=True),
+    "generators elsewhere": lambda: DataLoader(Outside(), BATCH, shuffle=True),
+    "generators elsewhere in workers": lambda: DataLoader(Outside(), BATCH, shuffle=True, num_workers=2),
+    "elsewhere in kept workers": lambda: DataLoader(Outside(), BATCH, num_workers=2, persistent_workers=True),
     "workers": lambda: DataLoader(Curriculum(), BATCH, sampler=Counting(), num_workers=2),
     "kept workers": lambda: DataLoader(Curriculum(), BATCH, shuffle=True, num_workers=2, persistent_workers=True),
     "a loader": lambda: CountingLoader(PassesOfLoader(), BATCH),
@@ -247,6 +279,7 @@ def launch(case: str, position: LoaderPosition | None, ahead: int, kill_at: int)
 
 EACH_TIME = (
     *("a sampler", "an order of a dataset with workers", "generators made late", "a late loader", "a loader"),
+    *("generators elsewhere", "generators elsewhere in workers"),
     *("a nested dataset, a batch ahead", "kept workers, a batch ahead", "kept workers of a stream"),
 )
 

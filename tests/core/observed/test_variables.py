@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 import resume_adapters
+from resume_adapters.core.dataloader.tracked import track
 from resume_adapters.core.observed import code
 from resume_adapters.core.observed.variables import ScriptVariables
 
@@ -104,18 +105,18 @@ NAMED: dict[str, tuple[str, str, list[str]]] = {
     ),
     "nothing that stays": ("fixed, model = [1], torch.nn.Linear(2, 2)", "model(torch.ones(2))", []),
     "nothing that a step makes": ("batch = []", "batch = [random.random()]; batch.append(1)", []),
-    "nothing of a loader": (
+    "nothing of a tracked loader": (
         "class Noise:\n    def __init__(self):\n        self.random = torch.Generator()\n"
         "order, noise = torch.Generator(), Noise()\n"
         "class Data(list):\n    transform = None\n"
         "data = Data([1, 2])\ndata.transform = noise\n"
-        "loader = DataLoader(data, shuffle=True, generator=order)",
+        "loader = track(DataLoader(data, shuffle=True, generator=order))",
         "torch.rand(1, generator=order); torch.rand(1, generator=noise.random)",
         [],
     ),
-    "nothing that a loader reads through a partial": (
+    "nothing that a tracked loader reads through a partial": (
         "import functools\nnoise = torch.Generator()\n"
-        "loader = DataLoader([1], collate_fn=functools.partial(torch.rand, generator=noise))",
+        "loader = track(DataLoader([1], collate_fn=functools.partial(torch.rand, generator=noise)))",
         "torch.rand(1, generator=noise)",
         [],
     ),
@@ -151,6 +152,7 @@ NAMES = {
     "random": random,
     "deque": deque,
     "DataLoader": DataLoader,
+    "track": track,
 }
 
 
@@ -399,3 +401,33 @@ def test_what_the_variables_of_a_loop_hold_is_named(tmp_path: Path, caplog: pyte
                 launch._step(batch + torch.rand((), generator=noise))
     assert caplog.text.count("`noise` (a Generator)") == 1
     assert "`kept`" not in caplog.text and "kept" in launch.loop.memory
+
+
+class Noisy(TensorDataset):
+    """Adds what a generator of its own draws."""
+
+    noise = random.Random(0)
+
+    def __init__(self, *tensors: torch.Tensor) -> None:
+        super().__init__(*tensors)
+        self.generator = torch.Generator()
+
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index)[0] + torch.rand((), generator=self.generator) + self.noise.random()
+
+
+@pytest.mark.parametrize("handed", [False, True])
+def test_what_the_data_of_a_validation_draw_from_is_named_or_saved(
+    handed: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    launch = Launch(tmp_path, epochs=1)
+    data, order = launch.loader(), torch.Generator()
+    held_out = DataLoader(Noisy(torch.rand(4, 4)), batch_size=2, shuffle=True, generator=order)
+    with caplog.at_level("INFO", "resume_adapters"), launch.loop:
+        for _ in launch.loop.epochs(1):
+            for batch in launch.loop.batches(data):
+                launch._step(batch)
+                assert len([*(launch.loop.batches(held_out) if handed else held_out)]) == 2
+    named = [each for each in ("`generator of Noisy` (a Generator)", "Noisy.noise` (a Random)") if each in caplog.text]
+    assert len(named) == 2 * (not handed)
+    assert ("`order` (a Generator)" in caplog.text) is not handed

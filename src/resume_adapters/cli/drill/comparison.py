@@ -236,6 +236,7 @@ def _of_batches(difference: Difference, reference: Run, interrupted: Run, the_da
     who = " or ".join(f"`{name}`" for name in sorted(set(loaders)) or ["the dataset"])
     return (
         f"the reference never had this batch: {who}, its transforms, its sampler or its collate function depend on "
-        "something that no part holds: a generator in a global or a closure, the time, the process, or the order of a "
-        "set; draw from torch's, numpy's or python's global generator, or pass the generator to the adapter as a part"
+        "something that no part holds: a count or a cache in a global or a closure, the time, the process, or the "
+        "order of a set; draw from torch's, numpy's or python's global generator, or pass the generator "
+        "to the adapter as a part"
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from resume_adapters.core.observed.code import generators_of
 from resume_adapters.core.observed.loaders import LoaderAttributes
 
 
@@ -39,7 +40,8 @@ class EvaluatedData:
             shared = {id(each) for each in trained}
             found = {key: each for key, each in parts.items() if each is not None and id(each) not in shared}
             roots = {f"{name}.{key}": each for key, each in found.items()}
-            self._read[name], self._attributes[name] = read, LoaderAttributes(roots, without=trained)
+            without = [*trained, *generators_of(trained).values()]
+            self._read[name], self._attributes[name] = read, LoaderAttributes(roots, without=without)
         if name in self._saved:
             self._attributes[name].restore(self._saved.pop(name))
 

@@ -382,9 +382,9 @@ class FetchLog:
 
     def restore_before(self, before: Mapping[str, Any]) -> None:
         """Restore the random state before a fetch, and what had changed on the dataset, as a position has them."""
+        self.restore_content(before.get("content", []))  # first: what it has of a start may be a registered generator
         rng.restore_cpu(rng.cpu_from_tree(before["cpu"]))
         rng.restore_generators(before["registered"], self.generators)
-        self.restore_content(before.get("content", []))
 
     def fetch_again(self, batch: CheckBatch) -> Any:
         """Return a batch that another launch has fetched, as it is in this one. The random state stays as it is."""

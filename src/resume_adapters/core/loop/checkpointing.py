@@ -36,7 +36,7 @@ _NO_LOADER = (
 _CARRIED = (
     "the loop carries what is in these variables from step to step, and after a resume they start over: keep them in "
     "run.memory, a dict that is saved, or pass an object with state_dict(), or a random generator, as a part; an "
-    "iterator over a loader goes on if it is one over run.batches(loader)"
+    "iterator over a loader, and the generator of a validation's data, goes on if it is one over run.batches(loader)"
 )
 
 _OF_AN_EPOCH = (

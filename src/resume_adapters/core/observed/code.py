@@ -9,13 +9,15 @@ from __future__ import annotations
 import contextlib
 import dis
 import functools
-from collections.abc import Iterator
-from types import CodeType, FunctionType, MethodType, ModuleType
+from collections.abc import Iterable, Iterator
+from types import BuiltinMethodType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from resume_adapters.core.observed import walk
-from resume_adapters.core.observed.paths import is_module, tensors_of
+from resume_adapters.core.observed.paths import is_module, submodules, tensors_of
 from resume_adapters.core.observed.script import is_code_of_script, is_of_script
+from resume_adapters.core.observed.walk import CONTAINERS
+from resume_adapters.core.state.rng import is_generator
 from resume_adapters.core.state.untouched import attributes, is_a
 
 KEEPING = (FunctionType, type)
@@ -23,6 +25,12 @@ KEEPING = (FunctionType, type)
 
 _MOST = 10_000
 """Functions, classes and modules that are looked at: a library may be developed where the script is."""
+
+_DEEP = 4
+"""Objects through which something is held by what others save: a transform by a dataset, that by a loader."""
+
+_MANY = 1_000
+"""Items of a container in which such objects are looked for."""
 
 _METHODS = (MethodType, classmethod, staticmethod)
 
@@ -81,6 +89,16 @@ def named(code: Any) -> dict[str, Any]:
     return {name: code.__globals__[name] for name in _names(code.__code__) if name in code.__globals__}
 
 
+def generators_of(objects: Iterable[Any]) -> dict[str, Any]:
+    """Return the random generators that the code of some objects, and of what hangs on them, keeps; by name."""
+    found = {}
+    for code in code_among([*held_by(objects)]):
+        for within, kept in (("", named(code)), (f"{code.__qualname__}.", {**vars(code), **kept_by(code)})):
+            names = {f"{code.__module__}.{within}{name}": each for name, each in kept.items()}
+            found.update({name: each for name, each in names.items() if is_generator(each)})
+    return found
+
+
 def hooks_of(value: Any) -> Iterator[Any]:
     """Yield what is called as a module runs, or as a tensor of it gets a gradient; of a method, the object."""
     import torch
@@ -112,3 +130,27 @@ def _read_and_stored(code: CodeType) -> set[str]:
         elif each.opname in ("STORE_GLOBAL", "STORE_DEREF") and each.argval in read:
             found.add(each.argval)
     return found
+
+
+def held_by(objects: Iterable[Any]) -> Iterator[Any]:
+    """Yield objects, and what hangs on them: the average that a part wraps, the generator of a sampler."""
+    seen: set[int] = set()
+    level = list(objects)
+    for _ in range(_DEEP):
+        level = [each for each in level if id(each) not in seen]
+        seen.update(id(each) for each in level)
+        yield from level
+        level = [inner for each in level for inner in _content(each)]
+
+
+def _content(value: Any) -> Iterable[Any]:
+    if is_a(value, type, ModuleType):
+        return ()
+    if is_module(value):
+        return [*(part for _, part in submodules(value)), *(held for _, held in walk.content(value))]
+    if type(value) in CONTAINERS:
+        return list(value.values() if is_a(value, dict) else value) if len(value) <= _MANY else ()
+    if type(value) is functools.partial:
+        return (value.func, *value.args, *value.keywords.values())
+    bound = [value.__self__] if type(value) in (MethodType, BuiltinMethodType) else []
+    return [*attributes(value).values(), *bound]

@@ -15,6 +15,7 @@ from typing import Any
 
 from resume_adapters.core.log import logger
 from resume_adapters.core.observed import leaves, paths, walk
+from resume_adapters.core.observed.code import generators_of
 from resume_adapters.core.observed.leaves import LeafKind, can_be_made, is_array, is_packed, is_row, packed, unpacked
 from resume_adapters.core.observed.paths import Path, type_name
 from resume_adapters.core.observed.walk import CODE, Subjects
@@ -66,6 +67,7 @@ class LoaderAttributes:
         longest_row: numbers in a row that is captured, at most.
 
     Attributes:
+        roots: the objects, as they were given.
         changing: what is known to change, by its path: its kind, the type that it had at first, and whether its
             tensors and arrays are filled, and not replaced.
     """
@@ -78,6 +80,7 @@ class LoaderAttributes:
         ignored: Mapping[str, str] | None = None,
         longest_row: int = ROW_OF_CONTENT,
     ) -> None:
+        self.roots = roots
         self._subjects = _subjects(roots, longest_row, captured=without, ignored=ignored or {})
         self._start = self._walk()
         self.changing: dict[Path, tuple[LeafKind, str, bool]] = {}
@@ -231,9 +234,14 @@ def _has_one_for_each(roots: Mapping[str, Any], path: Path) -> bool:
 
 
 def content_of(dataset: Any, collate: Any) -> dict[str, Any]:
-    """Return what the batches of a loader are made by, by name; a plain function holds nothing."""
+    """Return what the batches of a loader are made by, by name; a plain function holds nothing.
+
+    Random generators that the code of these takes from modules of the script are among it.
+    """
     found = {"dataset": dataset, "collate_fn": collate}
-    return {name: each for name, each in found.items() if has_attributes(each) and not is_a(each, *CODE)}
+    held = {name: each for name, each in found.items() if has_attributes(each) and not is_a(each, *CODE)}
+    generators = generators_of([dataset, collate])
+    return {**held, "script": generators} if generators else held
 
 
 def _subjects(roots: Mapping[str, Any], longest_row: int, **options: Any) -> Subjects:

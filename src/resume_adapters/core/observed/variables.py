@@ -6,27 +6,21 @@ by then, is carried from step to step. Variables that a step gives a new value a
 
 from __future__ import annotations
 
-import functools
 import gc
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from types import BuiltinMethodType, FrameType, MethodType, ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 from resume_adapters.core.observed import paths, walk
-from resume_adapters.core.observed.code import KEEPING, code_among, hooks_of, kept_by, named, replaced_by
+from resume_adapters.core.observed.code import KEEPING, code_among, held_by, hooks_of, kept_by, named, replaced_by
 from resume_adapters.core.observed.instances import instances
 from resume_adapters.core.observed.leaves import LeafKind, is_array
-from resume_adapters.core.observed.paths import Path, is_module, submodules, type_name
+from resume_adapters.core.observed.loaders import LoaderAttributes
+from resume_adapters.core.observed.paths import Path, is_module, type_name
 from resume_adapters.core.observed.script import handing_on, is_code_of_script, rebound, release, script_frames
 from resume_adapters.core.observed.walk import CODE, CONTAINERS, Census, Subjects, has_state, is_loader_iterator
 from resume_adapters.core.state.rng import is_generator
 from resume_adapters.core.state.untouched import attributes, has_attributes, is_a
-
-_DEEP = 4
-"""Objects through which something is held by what others save: a transform by a dataset, that by a loader."""
-
-_MANY = 1_000
-"""Items of a container in which such objects are looked for."""
 
 _CALLS, _ANY = "between calls of ", 0
 """How the scopes begin of what code of the script gives new values, and the identity of what may be replaced."""
@@ -55,9 +49,11 @@ class ScriptVariables:
         Args:
             saved: what is saved, or looked at, by others now.
         """
+        from torch.utils.data import DataLoader
+
         self.has_begun = True
-        known = [*_held_by(saved)]  # what hangs on loaders is left out at the save: they take 0.1 s to find
-        scopes = _scopes(known)
+        known = [*held_by(saved)]  # what is captured of loaders is left out at the save
+        scopes = _scopes(known, instances(DataLoader))
         self._held = {
             (scope, name): _ANY if scope.startswith(_CALLS) else id(each)
             for scope, held in scopes.items()
@@ -74,8 +70,11 @@ class ScriptVariables:
         self._saves += 1
         if self._saves & (self._saves - 1):  # not the 1st, 2nd, 4th, 8th
             return
-        known = [*_held_by([*self._saved(), *instances(DataLoader)])]
-        scopes = _scopes(known)
+        looked_at = [root for each in instances(LoaderAttributes) for root in each.roots.values()]
+        loaders = instances(DataLoader)
+        tracked = [each for each in loaders if "resume_tracked" in attributes(each)]
+        known = [*held_by([*self._saved(), *looked_at, *tracked])]
+        scopes = _scopes(known, loaders)
         same = {
             scope: {name: each for name, each in held.items() if self._held.get((scope, name)) in (id(each), _ANY)}
             for scope, held in scopes.items()
@@ -111,11 +110,12 @@ _WORLD = ("step", "reset")
 """What the environments of all libraries have."""
 
 
-def _scopes(known: Iterable[Any]) -> dict[str, dict[str, Any]]:
+def _scopes(known: Iterable[Any], loaders: Iterable[Any]) -> dict[str, dict[str, Any]]:
     """Return the variables that may hold state, by where they are: of running functions, of modules, and of code.
 
     Args:
         known: objects whose functions belong to the script too, such as the rate of a schedule.
+        loaders: all loaders, of which the random generators count.
     """
     found: dict[str, dict[str, Any]] = {}
     frames = script_frames()
@@ -127,6 +127,9 @@ def _scopes(known: Iterable[Any]) -> dict[str, dict[str, Any]]:
             found.setdefault(f"{code.co_filename}:{code.co_firstlineno}", _variables(frame))
             held = {name: each for name, each in [*frame.f_globals.items()] if _may_hold_or_fill(each)}
             found.setdefault(code.co_filename, held)
+    for loader in loaders:
+        for each in filter(is_generator, held_by([loader])):
+            found[f"read with {id(each)}"] = {f"generator of {type_name(loader.dataset)}": each}
     hooks = [hook for each in known for hook in hooks_of(each)]
     found["hooks"] = {type_name(each): each for each in hooks if _may_hold(each)}
     values = [each for held in found.values() for each in held.values()]
@@ -193,27 +196,3 @@ def _shown(roots: Mapping[str, Any], path: Path) -> tuple[str, str]:
     if attribute is None or attribute.kind != "." or is_module(held):
         return name, f"`{name}` (a {type_name(held)})"
     return f"{name}.{attribute.key}", f"`{name}.{attribute.key}` (of a {type_name(held)})"
-
-
-def _held_by(objects: Iterable[Any]) -> Iterator[Any]:
-    """Yield objects, and what hangs on them: the average that a part wraps, the generator of a sampler."""
-    seen: set[int] = set()
-    level = list(objects)
-    for _ in range(_DEEP):
-        level = [each for each in level if id(each) not in seen]
-        seen.update(id(each) for each in level)
-        yield from level
-        level = [inner for each in level for inner in _content(each)]
-
-
-def _content(value: Any) -> Iterable[Any]:
-    if is_a(value, type, ModuleType):
-        return ()
-    if is_module(value):
-        return [*(part for _, part in submodules(value)), *(held for _, held in walk.content(value))]
-    if type(value) in CONTAINERS:
-        return list(value.values() if is_a(value, dict) else value) if len(value) <= _MANY else ()
-    if type(value) is functools.partial:
-        return (value.func, *value.args, *value.keywords.values())
-    bound = [value.__self__] if type(value) in (MethodType, BuiltinMethodType) else []
-    return [*attributes(value).values(), *bound]
