@@ -301,6 +301,29 @@ def test_what_changes_on_a_loader_is_that_of_a_run_that_was_not_killed(name: str
             assert all(torch.equal(one, two) for one, two in zip(batch, other, strict=True)), (number, batch, other)
 
 
+def test_workers_that_are_started_again_leave_the_dataset_of_the_process_as_it_is() -> None:
+    """What the process draws from itself goes on from where it was, not from where it was when the workers began."""
+
+    def started() -> tuple[Transform, TrackedLoader]:
+        data = Curriculum()
+        return data.transform, track(DataLoader(data, BATCH, num_workers=1, persistent_workers=True))
+
+    data, tracked = started()
+    data()
+    assert len([*tracked.loader]) == 6
+    data()
+    position = LoaderPosition.from_tree(tracked.position_between().to_tree(), SOURCE)
+    expected = [*tracked.loader], data()
+    tracked.loader._iterator = None
+    data, tracked = started()
+    tracked.restore(position)
+    tracked.restore_now()
+    found = [*tracked.loader], data()
+    assert found[1] == expected[1]
+    assert all(map(torch.equal, itertools.chain(*found[0]), itertools.chain(*expected[0])))
+    tracked.loader._iterator = None
+
+
 class Opening:
     """Opens a file when it is first read, and says so in an attribute."""
 

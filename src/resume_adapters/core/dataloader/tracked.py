@@ -529,12 +529,13 @@ class TrackedLoader:
 
     def _begin_with_restored_workers(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """Begin a pass for which the uninterrupted run only reset its workers, with workers in their state."""
-        now = self._random_state.capture()
+        now, content = self._random_state.capture(), self._log.content()
         sampler = None if self._log.is_stream else self._tracked_sampler()
         if sampler is not None:
             sampler.resume_at(0, {"iter": now, "first": None})
         inner = self._start_workers(make)
         self._random_state.restore(now if sampler is None else sampler.after_first or now)
+        self._log.restore_content(content)
         return inner
 
     def _resume(self, make: Callable[[], Iterator[Any]], position: LoaderPosition) -> Iterator[Any]:
