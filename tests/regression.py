@@ -45,6 +45,7 @@ class Bare:
 
     def __init__(self, has_stepped: Callable[[int], bool], save: Callable[[int], object]) -> None:
         self.global_step = 0
+        self.memory: dict[str, Any] = {}
         self._has_stepped = has_stepped
         self._save = save
         self._due = False

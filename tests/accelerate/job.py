@@ -428,7 +428,7 @@ class Job:
         with torch.no_grad():
             losses = [(self.model(batch["x"]) - batch["y"]).square().mean() for batch in self.evaluation]
         self.model.train()
-        trace(evaluation=torch.stack(losses).mean().item().hex(), step=self.run.global_step)
+        self.run.memory["evaluated"] = torch.stack(losses).mean().item().hex()
         if CONFIG["scores"] is not None:
             self.run.best(CONFIG["scores"].get(str(self.run.global_step), 99.0), name="score")
 
@@ -438,6 +438,7 @@ class Job:
         weights = [each.full_tensor() if hasattr(each, "full_tensor") else each for each in saved]
         trace(
             final=True,
+            evaluated=self.run.memory.get("evaluated"),
             strategy=str(self.accelerator.distributed_type),
             engine=engine_facts(self.model) if CONFIG["zero"] is not None else None,
             weights=digest(*weights),

@@ -43,7 +43,7 @@ CASES: dict[str, dict[str, Any]] = {
     "no-accumulation-bf16": {"accumulate": 1, "samples": 26, "precision": "bf16"},
     "by-hand": {"by_hand": True, "samples": 48},
     "each-epoch-batch-norm": {"save_every": None, "batch_norm": True},
-    "evaluation-persistent": {"evaluate": True, **PERSISTENT},
+    "evaluation-persistent": {"evaluate": True, "augment": True, **PERSISTENT},
     "save-at-the-last-batch": {"evaluate": True, "samples": 40, "augment": True},
     "set-epoch-drop-last-clip-compile": {"set_epoch": True, "drop_last": True, "clip": True, "compile": True},
     "scaler-ema-registered": {"scaler": True, "ema": True, "registered": [0, 1]},

@@ -334,7 +334,7 @@ def test_evaluation_workers_that_run_already_are_named(tmp_path: Path, caplog: p
     made.evaluate()
     made.args.eval_strategy, made.args.eval_steps = "steps", 2
     made.train()
-    assert "MISSING: the random state of the persistent workers of the evaluation loader 'eval'" in caplog.text
+    assert "MISSING: the random state of the persistent workers of a loader of `list`: after a" in caplog.text
 
 
 # ---- The trainer's objects

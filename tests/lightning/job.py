@@ -122,7 +122,8 @@ def validation_data() -> Any:
     """Return the validation's loaders, each with as many rows as the configuration says."""
     rows = [12] if CONFIG["validate"] is True else CONFIG["validate"] or []
     more = 8 * RANK if CONFIG["uneven"] else 0
-    return [DataLoader(Mapped(each + more), batch_size=4) for each in rows]
+    workers = {"num_workers": CONFIG["workers"], "persistent_workers": True} if CONFIG["persistent"] else {}
+    return [DataLoader(Mapped(each + more), batch_size=4, **workers) for each in rows]
 
 
 def loader(kind: str, size: int) -> Any:

@@ -49,6 +49,7 @@ CASES: dict[str, dict[str, Any]] = {
     "combined-to-the-shortest": {"combined": "min_size", "trainer": {"accumulate_grad_batches": 1}},
     "combined-stream": {"combined": "max_size_cycle", "data": "stream", "augment": True},
     "combined-stream-to-the-longest": {"combined": "max_size", "data": "stream", "augment": True},
+    "validation-persistent": {"augment": True, "workers": 1, "persistent": True, **VALIDATE},
     "validation-saves": {"augment": True, **VALIDATE, "checkpoints": [BEST]},
     "validation-in-a-window": {"validate": True, "trainer": {"val_check_interval": 3}, "checkpoints": [BEST]},
     "validation-of-saved-batch": {"validate": True, "trainer": {"val_check_interval": 10}},

@@ -31,6 +31,7 @@ from resume_adapters.core.patching import replaced, wrap_for_good
 from resume_adapters.core.saving.staging import StagingOptions
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.framework import ForkState, FrameworkFacts
+from resume_adapters.core.session.loaders import missing_lines
 from resume_adapters.core.session.session import Session
 from resume_adapters.core.session.settings import LaunchSettings, read_settings
 from resume_adapters.core.state.records import Record, Source
@@ -317,6 +318,7 @@ class AccelerateFramework(LoopFramework):
             for kind, prepared in kinds.items()
             if prepared
         ]
+        found += [PartEntry("data", "missing", line) for line in missing_lines(self._loaders.missing)]
         if strategy.has_lost_buckets():
             found.append(
                 PartEntry(

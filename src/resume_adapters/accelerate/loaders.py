@@ -14,11 +14,12 @@ from accelerate.data_loader import DataLoaderAdapter, DataLoaderDispatcher, Data
 from accelerate.utils import send_to_device
 
 from resume_adapters.core.dataloader.dispatch import FirstSlice, fetches_per_batch
-from resume_adapters.core.dataloader.instrument import are_kept
+from resume_adapters.core.dataloader.evaluated import EvaluationLoader, EvaluationLoaders
 from resume_adapters.core.dataloader.next_pass import AlreadyMade
 from resume_adapters.core.dataloader.progress import batch_size
 from resume_adapters.core.dataloader.sampler import LoaderRandomState
 from resume_adapters.core.loop.loader import LoopLoader
+from resume_adapters.core.observed.loaders import are_kept
 from resume_adapters.core.patching import replaced
 from resume_adapters.core.requirements import is_older
 from resume_adapters.core.session.session import Session
@@ -34,12 +35,16 @@ class PreparedLoaderState(Record):
         generators: the random state that it draws from.
         running: its persistent workers are running, though it is not given to the loop.
         first: what fills up the last batch of a dispatching loader's running pass.
+        workers: the state of those workers; ``None`` where the version that saved it kept none.
+        data: what has changed on the data of a loader that is not given to the loop; ``None`` as with ``workers``.
     """
 
     iteration: int | None
     generators: Annotated[dict[str, Any], FRESH]
     running: bool
     first: Any
+    workers: EvaluationLoader | None = None
+    data: list[Any] | None = None
 
 
 class PreparedLoaders:
@@ -57,13 +62,27 @@ class PreparedLoaders:
         self._first_slices: dict[int, Any] = {}
         self._dispatched: dict[int, tuple[FirstSlice, LoopLoader]] = {}
         self._replaced = contextlib.ExitStack()
+        self._evaluations = EvaluationLoaders()
+        self._given: set[int] = set()
 
     def begin_loop(self) -> None:
-        """Remember which loaders there are: Accelerate keeps every one that is prepared later, in each epoch too."""
+        """Remember which loaders there are: Accelerate keeps every one that is prepared later, in each epoch too.
+
+        Those that are not given to the loop later are taken for loaders of evaluations.
+        """
         self._lasting = len(self._prepared)
+        self._watch()
+
+    def _watch(self) -> None:
+        for index, each in enumerate(map(_base, self._prepared[: self._lasting])):
+            if index not in self._given:
+                self._evaluations.watch(_NAME.format(index), each)
 
     def track(self, prepared: Any, session: Session) -> LoopLoader:
         """Track the torch loader beneath what ``prepare`` put around it."""
+        index = _index(self._prepared, prepared)
+        self._given.add(index)
+        self._evaluations.forget(_NAME.format(index))
         accelerator, tracked = self._accelerator, session.loaders.track(_base(prepared))
         global_batch = _samples(prepared, accelerator.num_processes)
         if not isinstance(prepared, DataLoaderDispatcher):
@@ -73,7 +92,7 @@ class PreparedLoaders:
         is_through = first.is_through
         loader = LoopLoader(prepared, tracked, global_batch, fetches, looks_ahead=True, is_through=is_through)
         if not prepared._drop_last:  # seam: accelerate 1.15
-            index = min(_index(self._prepared, prepared), self._lasting)
+            index = min(index, self._lasting)
             if session.context is None or not session.context.has_other_ranks:  # which need another
                 first.restore(send_to_device(self._first_slices.get(index), accelerator.device))
             self._replaced.enter_context(replaced(prepared, "slice_fn", first))
@@ -101,14 +120,20 @@ class PreparedLoaders:
         Of those that were prepared within the loop, only the last.
         """
         lasting, late = self._prepared[: self._lasting], self._prepared[self._lasting :]
+        self._evaluations.data.look()
+        data = self._evaluations.data.capture()
+        workers = {each.name: each for each in self._evaluations.workers.capture()}
         return [
             PreparedLoaderState(
                 iteration=getattr(each, "iteration", None),
                 generators=self._random_state(_base(each)).generators(),
-                running=_has_running_workers(_base(each)),
+                running=name in workers or _has_running_workers(_base(each)),
                 first=self._first_slice(index),
+                workers=workers.get(name),
+                data=data.get(name),
             )
             for index, each in enumerate([*lasting, *late[-1:]])
+            for name in (_NAME.format(index),)
         ]
 
     def _random_state(self, loader: Any) -> LoaderRandomState:
@@ -119,11 +144,14 @@ class PreparedLoaders:
     def restore(self, saved: Sequence[PreparedLoaderState]) -> None:
         """Restore what :meth:`states` returned."""
         self._first_slices = {index: state.first for index, state in enumerate(saved)}
+        named = {_NAME.format(index): state for index, state in enumerate(saved)}
+        self._evaluations.data.restore({name: state.data or [] for name, state in named.items()})
+        known = [state.workers for state in saved if state.workers is not None]
+        self._evaluations.workers.restore([name for name, state in named.items() if state.running], known)
+        self._watch()
         for loader, state in zip(self._prepared[: self._lasting], saved, strict=False):
             if state.iteration is not None:
                 loader.iteration = state.iteration
-            if state.running:
-                iter(_base(loader))  # a loader that was not given to the loop; its next pass only resets its workers
             LoaderRandomState(_base(loader)).restore_generators(state.generators)
 
     def begin_epoch(self, epoch: int) -> None:
@@ -133,8 +161,17 @@ class PreparedLoaders:
                 loader.iteration = epoch
 
     def close(self) -> None:
-        """Give dispatching loaders their own slicing function again."""
+        """Give dispatching loaders their own slicing function again, and detach those of evaluations."""
         self._replaced.close()
+        self._evaluations.workers.close()
+
+    @property
+    def missing(self) -> dict[str, str]:
+        """What changes on the data of evaluations and is not captured: paths, with the names of the types."""
+        return self._evaluations.data.missing
+
+
+_NAME = "prepared loader {}"
 
 
 def _index(things: Sequence[Any], thing: Any) -> int:

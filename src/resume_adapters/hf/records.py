@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
-from resume_adapters.core.dataloader.progress import LoaderPosition
+from resume_adapters.core.dataloader.evaluated import EvaluationLoader
 from resume_adapters.core.session.records import LoaderState, RankState
-from resume_adapters.core.state.records import FRESH, Record
+from resume_adapters.core.state.records import Record
 from resume_adapters.integrations.deepspeed_engine.names import EngineRankState
 
 
@@ -40,19 +40,6 @@ class DueEvaluation(Record):
     """
 
     save: bool
-
-
-@dataclass
-class EvaluationLoader(Record):
-    """An evaluation loader whose persistent workers were running.
-
-    Attributes:
-        name: under which the trainer keeps it.
-        position: between two passes, with the random state of its workers.
-    """
-
-    name: str
-    position: Annotated[LoaderPosition, FRESH]
 
 
 @dataclass(kw_only=True)

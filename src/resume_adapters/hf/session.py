@@ -125,7 +125,7 @@ class TrainerSession:
             return None
         self._resumed = context.rank_state
         if self._resumed is not None:
-            self.evaluation.restore_workers(self._resumed.evaluation_workers, self._resumed.evaluation_loaders)
+            self.evaluation.workers.restore(self._resumed.evaluation_workers, self._resumed.evaluation_loaders)
             self.evaluation.data.restore(self._resumed.evaluation_data or {})
         return str(context.path)
 
@@ -404,7 +404,7 @@ class TrainerSession:
         if not self.session.has_begun and state is not None:  # an evaluation was done again: nothing else has moved
             _random_state(state).update(self.session.random_state())
             state.evaluation_workers = self.evaluation.worker_names()
-            state.evaluation_loaders = self.evaluation.workers()
+            state.evaluation_loaders = self.evaluation.running_workers()
             state.evaluation_data = self.evaluation.changed_data()
             state.later_state = later_state
             return state
@@ -420,7 +420,7 @@ class TrainerSession:
             engine=None if self.framework.engine is None else self.framework.engine.rank_state(),
             evaluation=due,
             evaluation_workers=self.evaluation.worker_names(),
-            evaluation_loaders=self.evaluation.workers(),
+            evaluation_loaders=self.evaluation.running_workers(),
             evaluation_data=self.evaluation.changed_data(),
             counters=self._counters(),
             later_state=later_state,

@@ -7,10 +7,10 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from resume_adapters.core.dataloader.evaluated import EvaluatedData, datasets_of
+from resume_adapters.core.dataloader.evaluated import EvaluationLoader, EvaluationLoaders, datasets_of
 from resume_adapters.core.dataloader.sampler import length_of
 from resume_adapters.core.dataloader.tracked import TrackedLoader
-from resume_adapters.core.observed.loaders import content_of
+from resume_adapters.core.observed.loaders import are_kept
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.loaders import LoaderShape
 from resume_adapters.core.session.records import LoaderState
@@ -149,17 +149,17 @@ def _has_ended(saved: LoaderState) -> bool:
 
 
 class ValidationData:
-    """The datasets, samplers and generators of the validation loaders."""
+    """The datasets, samplers, generators and lasting workers of the validation loaders."""
 
     def __init__(self, loops: Loops) -> None:
         self._loops = loops
-        self._data = EvaluatedData()
-        self.look = self._data.look
+        self._held = EvaluationLoaders()
+        self.look, self.workers, self.close = self._held.data.look, self._held.workers.capture, self._held.workers.close
 
     @property
     def missing(self) -> dict[str, str]:
         """What has changed and is not captured: paths, with the names of the types."""
-        return self._data.missing
+        return self._held.data.missing
 
     def watch(self) -> None:
         """Compare from now on, where the loaders are made and were not watched. Call it before they are read."""
@@ -167,19 +167,27 @@ class ValidationData:
             [data for each in self._loops.loaders for data in datasets_of(each)] if self._loops.have_loaders else []
         )
         for number, each in enumerate(self._loops.validation_loaders()):
-            parts = content_of(getattr(each, "dataset", None), getattr(each, "collate_fn", None))
-            parts |= {name: getattr(each, name, None) for name in ("sampler", "batch_sampler")}
-            parts |= {"loader": {"generator": getattr(each, "generator", None)}}
-            self._data.watch(_NAME.format(number), each, parts, trained)
+            self._held.watch(_NAME.format(number), each, trained)
 
     def capture(self) -> list[list[Any]]:
         """Return what is known to change, of each loader."""
-        return list(self._data.capture().values())
+        return list(self._held.data.capture().values())
 
-    def restore(self, saved: list[list[Any]]) -> None:
-        """Restore what :meth:`capture` returned."""
-        if any(saved):
-            self._data.restore({_NAME.format(number): each for number, each in enumerate(saved)})
+    def running(self, known: Sequence[EvaluationLoader]) -> list[bool]:
+        """Return for each loader whether its workers outlive a validation and are running; ``known``: those that do."""
+        names = {each.name for each in known}
+        loaders = self._loops.validation_loaders()
+        return [_NAME.format(number) in names or are_kept(each) for number, each in enumerate(loaders)]
+
+    def restore(self, saved: list[list[Any]], running: list[bool], workers: Sequence[EvaluationLoader] | None) -> None:
+        """Restore what :meth:`capture` and ``workers`` returned.
+
+        Args:
+            running: of each loader, whether it had persistent workers that were running.
+        """
+        if any(saved) or any(running):
+            self._held.data.restore({_NAME.format(number): each for number, each in enumerate(saved)})
+            self._held.workers.restore([_NAME.format(number) for number, each in enumerate(running) if each], workers)
             self._loops.make_validation_loaders()
             self.watch()
 

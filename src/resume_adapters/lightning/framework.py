@@ -438,6 +438,7 @@ class LightningFramework(Framework):
 
     def close(self) -> None:
         """Undo what was wrapped in DeepSpeed's engine; ``callback`` undoes what is wrapped in the trainer."""
+        self.validation_data.close()
         if self.engine is not None:
             self.engine.close()
 

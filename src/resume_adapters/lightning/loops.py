@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Annotated, Any
 
-from resume_adapters.core.dataloader.instrument import are_kept
 from resume_adapters.core.patching import replaced, wrapped
 from resume_adapters.core.state.records import FRESH, Record
 from resume_adapters.lightning.compat import MaxSizeCycle, pl
@@ -176,10 +175,6 @@ class Loops:
         }
         return replace(saved, counters={**saved.counters, _BATCHES: {**counted, **rescaled}})
 
-    def evaluation_workers(self) -> list[bool]:
-        """Return for each validation loader whether its workers outlive a validation and are running."""
-        return [are_kept(each) for each in self.validation_loaders()]
-
     def validated(self) -> list[int]:
         """Return the batches that were validated on each validation loader; loggers have them as steps."""
         seen = self.validation._seen_batches_per_dataloader
@@ -308,12 +303,6 @@ class Loops:
             iterator._consumed = [
                 here or before for here, before in zip(iterator._consumed, has_restarted, strict=True)
             ]
-
-    def start_evaluation_workers(self, running: list[bool]) -> None:
-        """Start the persistent workers of validation loaders that were running."""
-        for each, was_running in zip(self.validation_loaders(), running, strict=False):
-            if was_running:
-                iter(each)
 
     @contextlib.contextmanager
     def _finishing_batch(self, point: SavePoint, restore_random_state: Callable[[], None]) -> Iterator[None]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from resume_adapters.core.dataloader.evaluated import EvaluationLoader
 from resume_adapters.core.session.records import LoaderState, RankState
 from resume_adapters.core.state.records import Stored
 from resume_adapters.integrations.deepspeed_engine.names import EngineRankState
@@ -38,6 +39,8 @@ class FitRankState(RankState):
             ``tuned``.
         validation_data: for each validation loader, what has changed on its dataset and samplers; ``None`` as with
             ``tuned``.
+        validation_workers: the loaders with such workers, as far as the state of these is known; ``None`` as with
+            ``tuned``.
         limits: the epochs and steps that the trainer was given, and those that a callback has set; ``None`` as with
             ``tuned``.
         fit: which ``fit()`` of its trainer it is of, from 1; ``None`` as with ``tuned``.
@@ -59,6 +62,7 @@ class FitRankState(RankState):
     tuned: dict[str, Any] | None = None
     own_objects: dict[str, Any] | None = None
     validation_data: list[list[Any]] | None = None
+    validation_workers: list[EvaluationLoader] | None = None
     unwanted: list[str] | None = None
     limits: list[list[int | None]] | None = None
     fit: int | None = None

@@ -232,8 +232,8 @@ class FitSession:
         if held and self._session.trace is not None:
             self._session.trace.begin_partial_step()
         self.loops.restore_validated(state.validated or [])
-        self._framework.validation_data.restore(state.validation_data or [])
-        self.loops.start_evaluation_workers(state.evaluation_workers)
+        validation = state.validation_data or [], state.evaluation_workers, state.validation_workers
+        self._framework.validation_data.restore(*validation)
         model_checkpoints.restore(self._trainer, state.checkpoints)
         self._wanted = model_checkpoints.wanted(self._trainer)
         self._unwanted.update(set(state.unwanted or ()) - self._wanted)
@@ -497,7 +497,8 @@ class FitSession:
         )
 
     def _capture(self, point: SavePoint) -> FitRankState:
-        loops = self.loops
+        loops, validation = self.loops, self._framework.validation_data
+        workers = validation.workers()
         return FitRankState(
             point=point.value,
             epoch=loops.epochs_done,
@@ -506,14 +507,15 @@ class FitSession:
             metrics=logged_values.capture(loops, point, self._metric_attributes),
             row=logged_values.pending_row(loops, point),
             gradients=strategies.capture_gradients(loops),
-            evaluation_workers=loops.evaluation_workers(),
+            evaluation_workers=validation.running(workers),
             engine=None if self._framework.engine is None else self._framework.engine.rank_state(),
             should_stop=self._trainer.should_stop and not loops.is_out_of_time,
             checkpoints={},
             validated=loops.validated(),
             csv=logged_values.capture_rows(self._trainer, self.run.storage),
             tuned=tuning.capture(self._trainer),
-            validation_data=self._framework.validation_data.capture(),
+            validation_data=validation.capture(),
+            validation_workers=workers,
             limits=[self._limits, loops.limits],
             fit=self._fit,
         )

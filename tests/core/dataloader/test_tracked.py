@@ -16,12 +16,12 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler
 
 from resume_adapters.core.dataloader.dispatch import FirstSlice, fetches_per_batch
-from resume_adapters.core.dataloader.instrument import are_kept
 from resume_adapters.core.dataloader.next_pass import AlreadyMade
 from resume_adapters.core.dataloader.progress import LoaderPosition
 from resume_adapters.core.dataloader.sampler import LoaderRandomState
 from resume_adapters.core.dataloader.tracked import TrackedLoader, track
 from resume_adapters.core.dataloader.worker_rng import WorkerInit
+from resume_adapters.core.observed.loaders import are_kept
 from resume_adapters.core.state import encoding, rng
 from resume_adapters.core.state.records import Source, tree_of
 from resume_adapters.core.state.rng import GeneratorState

@@ -417,6 +417,22 @@ class Noisy(TensorDataset):
 
 
 @pytest.mark.parametrize("handed", [False, True])
+def test_workers_that_outlive_a_validation_are_named_or_saved(
+    handed: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    launch = Launch(tmp_path, epochs=1)
+    data = launch.loader()
+    held_out = DataLoader(Noisy(torch.rand(4, 4)), batch_size=2, num_workers=1, persistent_workers=True)
+    with caplog.at_level("INFO", "resume_adapters"), launch.loop:
+        for _ in launch.loop.epochs(1):
+            for batch in launch.loop.batches(data):
+                launch._step(batch)
+                assert len([*(launch.loop.batches(held_out) if handed else held_out)]) == 2
+    assert ("persistent workers of a loader of `Noisy`" in caplog.text) is not handed
+    held_out._iterator = None
+
+
+@pytest.mark.parametrize("handed", [False, True])
 def test_what_the_data_of_a_validation_draw_from_is_named_or_saved(
     handed: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -107,8 +107,3 @@ def watched(loader: Any, taken: Callable[[Any, int], object]) -> Iterator[None]:
 
 _set_class = vars(object)["__class__"].__set__
 """Sets a class also where a loader shows that of the one within, as Accelerate's do."""
-
-
-def are_kept(loader: Any) -> bool:
-    """Return whether a loader's workers outlive its passes and are running."""
-    return getattr(loader, "_iterator", None) is not None  # seam: torch 2.13, DataLoader

@@ -375,10 +375,15 @@ class FetchLog:
         """Restore what :meth:`content` returned."""
         self._attributes["content"].restore(saved)
 
-    def restore_attributes(self, position: LoaderPosition) -> None:
-        """Restore what has changed on the loader's objects, as it was when a position was captured."""
+    def restore_attributes(self, position: LoaderPosition, *, content: bool = True) -> None:
+        """Restore what has changed on the loader's objects, as it was when a position was captured.
+
+        Args:
+            content: also on the dataset and the collate function, not only on the samplers.
+        """
         for name, saved in (position.attributes or {}).items():
-            self._attributes[name].restore(saved)
+            if content or name == "order":
+                self._attributes[name].restore(saved)
 
     def restore_before(self, before: Mapping[str, Any]) -> None:
         """Restore the random state before a fetch, and what had changed on the dataset, as a position has them."""

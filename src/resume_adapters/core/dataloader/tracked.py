@@ -197,6 +197,11 @@ class TrackedLoader:
         return self._log.missing
 
     @property
+    def has_running_workers(self) -> bool:
+        """Whether its workers outlive a pass, and are running or are started with the next one in their state."""
+        return self._log.workers.are_running
+
+    @property
     def batch_size(self) -> int | None:
         """Samples in a batch of the loader; ``None`` where it does not say."""
         return batch_size(self.loader)
@@ -413,16 +418,17 @@ class TrackedLoader:
         self._end_workers()
         self._begin_next_at(position)
 
-    def restore_now(self, *, process: bool = True) -> None:
+    def restore_now(self, *, process: bool = True, content: bool = True) -> None:
         """At the end of a pass, restore the random state and the workers that outlive the pass.
 
         Args:
             process: restore the random state of the process too, not only what belongs to the loader.
+            content: also what has changed on the dataset and the collate function of the process.
         """
         position = self._begins_at
         assert position is not None and position.ended, "in the middle of a pass its batches restore the random state"
         self._random_state.restore_generators(position.generators)
-        self._log.restore_attributes(position)
+        self._log.restore_attributes(position, content=content)
         self._seek(position)
         if process:
             assert position.step is not None, "a position that was saved"

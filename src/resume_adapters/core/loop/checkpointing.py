@@ -291,6 +291,7 @@ class LoopCheckpointing:
             entries = [*(each for each in entries if each.name != "data"), PartEntry("data", "missing", _NO_LOADER)]
         if self.script is not None and self._carried is None:
             self._carried = carried(self.script)
+        entries += [PartEntry("data", "missing", each) for each in self._variables.lost_workers]
         names = self._carried or []
         names = [*names, *self._variables.changed(names, of_the_run(self.script or []))]
         for named, why in ((names, _CARRIED), (self._of_epoch, _OF_AN_EPOCH)):

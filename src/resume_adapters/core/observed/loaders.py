@@ -19,7 +19,7 @@ from resume_adapters.core.observed.code import generators_of
 from resume_adapters.core.observed.leaves import LeafKind, can_be_made, is_array, is_packed, is_row, packed, unpacked
 from resume_adapters.core.observed.paths import Path, type_name
 from resume_adapters.core.observed.walk import CODE, Subjects
-from resume_adapters.core.state.untouched import ABSENT, container, has_attributes, is_a
+from resume_adapters.core.state.untouched import ABSENT, attributes, container, has_attributes, is_a
 from resume_adapters.errors import NotSerialisable
 
 _OBJECTS = 5_000
@@ -242,6 +242,11 @@ def content_of(dataset: Any, collate: Any) -> dict[str, Any]:
     held = {name: each for name, each in found.items() if has_attributes(each) and not is_a(each, *CODE)}
     generators = generators_of([dataset, collate])
     return {**held, "script": generators} if generators else held
+
+
+def are_kept(loader: Any) -> bool:
+    """Return whether a loader's workers outlive its passes and are running."""
+    return attributes(loader).get("_iterator") is not None  # seam: torch 2.13, DataLoader
 
 
 def _subjects(roots: Mapping[str, Any], longest_row: int, **options: Any) -> Subjects:

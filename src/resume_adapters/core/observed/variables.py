@@ -15,7 +15,7 @@ from resume_adapters.core.observed import paths, walk
 from resume_adapters.core.observed.code import KEEPING, code_among, held_by, hooks_of, kept_by, named, replaced_by
 from resume_adapters.core.observed.instances import instances
 from resume_adapters.core.observed.leaves import LeafKind, is_array
-from resume_adapters.core.observed.loaders import LoaderAttributes
+from resume_adapters.core.observed.loaders import LoaderAttributes, are_kept
 from resume_adapters.core.observed.paths import Path, is_module, type_name
 from resume_adapters.core.observed.script import handing_on, is_code_of_script, rebound, release, script_frames
 from resume_adapters.core.observed.walk import CODE, CONTAINERS, Census, Subjects, has_state, is_loader_iterator
@@ -42,6 +42,7 @@ class ScriptVariables:
         self._held: dict[tuple[str, str], int] = {}
         self._saves = 0
         self._found: dict[str, str] = {}
+        self._with_workers: set[str] = set()
 
     def begin(self, saved: Iterable[Any]) -> None:
         """Look at the variables of the calls that are running, for :meth:`compare`; within the first step.
@@ -73,6 +74,8 @@ class ScriptVariables:
         looked_at = [root for each in instances(LoaderAttributes) for root in each.roots.values()]
         loaders = instances(DataLoader)
         tracked = [each for each in loaders if "resume_tracked" in attributes(each)]
+        others = [each for each in loaders if "resume_tracked" not in attributes(each)]
+        self._with_workers |= {type_name(each.dataset) for each in others if are_kept(each)}
         known = [*held_by([*self._saved(), *looked_at, *tracked])]
         scopes = _scopes(known, loaders)
         same = {
@@ -86,6 +89,16 @@ class ScriptVariables:
             if is_content and all(map(holds, _owners(same, path))):
                 name, text = _shown(same, path)
                 self._found.setdefault(name, text)
+
+    @property
+    def lost_workers(self) -> list[str]:
+        """What is to be said of loaders whose workers outlive a pass, and that nobody tracks."""
+        return [
+            f"the random state of the persistent workers of a loader of `{name}`: after a resume it starts over. Leave "
+            "persistent_workers at False, or read run.batches(loader) in a hand-written loop; where they were started "
+            "before the training, begin it with another loader"
+            for name in sorted(self._with_workers)
+        ]
 
     def changed(self, known: Iterable[str], restored: Collection[str] = ()) -> list[str]:
         """Return what has changed, as a user knows it.

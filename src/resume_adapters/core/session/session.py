@@ -497,6 +497,7 @@ class Session:
         if names := self._variables.changed(()):
             part = f"{self.framework.about.registers}(name=object)"
             entries.append(PartEntry("script", "missing", f"{', '.join(names)}: {_CHANGED}: {part}"))
+        entries += [PartEntry("data", "missing", each) for each in self._variables.lost_workers]
         return [*entries, *(PartEntry(*each) for each in self.observed.describe())]
 
     def _manifest_facts(
