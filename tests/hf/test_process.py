@@ -328,6 +328,42 @@ def test_persistent_evaluation_workers_have_the_random_state_that_they_had(tmp_p
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
 
 
+_SHARED = torch.Generator()
+
+
+class Drawing(Noisy):
+    """Draws from a generator of the file."""
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"x": torch.rand(1, generator=_SHARED), "y": torch.tensor([index / 8])}
+
+
+class Shaken(Line):
+    """Draws from it, too, as it trains."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor, **ignored: Any) -> dict[str, torch.Tensor]:
+        return super().forward(x + (torch.rand((), generator=_SHARED) if self.training else 0.0), y)
+
+
+@pytest.mark.thorough
+def test_a_generator_of_the_training_and_of_an_evaluation_is_restored_before_the_first_step(tmp_path: Path) -> None:
+    def make(directory: Path) -> Trainer:
+        _SHARED.manual_seed(3)
+        torch.manual_seed(3)
+        callback = ResumeCallback(noise=_SHARED)
+        options = {"max_steps": 12, "eval_strategy": "steps", "eval_steps": 4, "save_steps": 2}
+        made = trainer(directory, model=Shaken(), callback=callback, **options)
+        made.eval_dataset = Drawing()
+        return made
+
+    undisturbed = make(tmp_path / "a")
+    undisturbed.train()
+    resumed = interrupted(make, tmp_path / "b", 7)
+    assert untimed(resumed.state.log_history) == untimed(undisturbed.state.log_history)
+    weights, expected = resumed.model.state_dict(), undisturbed.model.state_dict()
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+
+
 @pytest.mark.thorough
 def test_evaluation_workers_that_run_already_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     made = trainer(tmp_path, dataloader_num_workers=1, dataloader_persistent_workers=True)

@@ -47,12 +47,20 @@ class InterruptibleEvaluation:
         """Return an evaluation loader; where its workers outlive a pass, tracked, and restored if they were running."""
         found = native()
         torch_loader = getattr(found, "base_dataloader", found)
-        held = self._trainer.train_dataset
-        trained = [held, *datasets_of(held), self._trainer.data_collator]
-        dataset = getattr(torch_loader, "dataset", None)
-        self.data.watch(f"the evaluation loader {name!r}", dataset, content_of(dataset, None), trained)
+        self._watch(name, getattr(torch_loader, "dataset", None))
         self.workers.watch(name, torch_loader)
         return found
+
+    def begin(self) -> None:
+        """Restore the data of the trainer's evaluations: the training may draw from what these draw from."""
+        found = self._trainer.eval_dataset
+        for name, dataset in (found if isinstance(found, dict) else {"eval": found}).items():
+            self._watch(name, dataset)
+
+    def _watch(self, name: str, dataset: Any) -> None:
+        held = self._trainer.train_dataset
+        trained = [held, *datasets_of(held), self._trainer.data_collator]
+        self.data.watch(f"the evaluation loader {name!r}", dataset, content_of(dataset, None), trained)
 
     def running_workers(self) -> list[EvaluationLoader]:
         """Return the evaluation loaders whose persistent workers a resume must restore."""

@@ -215,6 +215,7 @@ class TrainerSession:
         """
         self._require_restored()
         self._started = time.monotonic()
+        self.evaluation.begin()
         context = self.context
         if context is not None:
             control.should_training_stop = self.is_over
