@@ -16,7 +16,7 @@ BUDGETS = {
     "cli": 3_080,
     "core": 460,
     "core/checkpoint": 1_900,
-    "core/dataloader": 1_520,
+    "core/dataloader": 1_540,
     "core/loop": 1_825,
     "core/observed": 1_840,
     "core/recovery": 1_480,

@@ -235,6 +235,24 @@ def test_a_position_has_its_names_on_disk_and_one_that_lacks_a_name_is_of_anothe
             LoaderPosition.from_tree(lacking, SOURCE, "loaders.0.")
 
 
+@pytest.mark.parametrize("count", [2, None])
+@pytest.mark.parametrize("case", ["shuffled", "workers", "a stream"])
+def test_an_evaluation_on_the_training_data_within_a_pass_leaves_its_position(case: str, count: int | None) -> None:
+    def evaluate(loader: Any) -> int:
+        with torch.no_grad():
+            return len(rows(itertools.islice(loader, count)))
+
+    made, tracked = started(case, 1)
+    passing = iter(made)
+    rows(itertools.islice(passing, 3))
+    assert evaluate(made) == (count or 6)
+    rows(itertools.islice(passing, 1))
+    position = stored(tracked.position(4))
+    expected = [*rows(passing), *rows(made)]
+    resumed, _ = resumed_at(case, position)
+    assert [*rows(resumed), *rows(resumed)] == expected
+
+
 def test_a_pass_that_is_left_early_leaves_the_workers_known() -> None:
     """The prefetched batches are dropped with the states that they carried; the next pass has states of its own."""
     made, tracked = started("kept workers", 1)

@@ -15,6 +15,7 @@ that the resumed data is the data of the uninterrupted run; without one, that of
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -120,7 +121,8 @@ class TrackedLoader:
         self._is_as_made = False
         self._begins_as_made = self._drop_made()
         self._begins_at: LoaderPosition | None = None  # at which the next pass begins; its own start else
-        self._is_next_restored = self._is_next_empty = self._is_held = False
+        self._is_next_restored = self._is_next_empty = self._is_held = self._is_aside = False
+        self._training: weakref.ref[TrackedIterator] | None = None
         self._replay: PrefetchReplay | None = None
         self._changed_seeds: Callable[[], str] = str
         self._to_compare: LoaderPosition | None = None
@@ -475,8 +477,17 @@ class TrackedLoader:
             loader.worker_init_fn = self._worker_init
 
     def iterate(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        """Begin a pass; ``make`` makes the loader's own iterator."""
+        """Begin a pass; ``make`` makes the loader's own iterator.
+
+        A pass without gradients within one that trains is an evaluation on the training data: nothing of it counts.
+        """
+        import torch
+
         self._keep_functions()
+        is_training = torch.is_grad_enabled()
+        running = self._training() if self._training is not None else None
+        if running is not None and not (is_training or self.exhausted or self._log.workers.are_kept):
+            return self._aside(make)
         if self._is_next_empty and not self._is_held:
             self.restore_now()
             return iter(())
@@ -495,7 +506,19 @@ class TrackedLoader:
             inner = self._begin(position, make)
         if self._log.elastic and self.workers:
             self._log.elastic.workers_started()
-        return TrackedIterator(self._log.fetch if self._replay is None else self._next, inner)
+        begun = TrackedIterator(self._log.fetch if self._replay is None else self._next, inner)
+        self._training = weakref.ref(begun) if is_training else None
+        return begun
+
+    def _aside(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        """Make the loader's own iterator, of which nothing is noted."""
+        loader = self.loader
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(replaced(self, "_is_aside", True))
+            if self._worker_init is not None:
+                stack.enter_context(replaced(loader, "collate_fn", loader.collate_fn.collate))
+                stack.enter_context(replaced(loader, "worker_init_fn", self._worker_init.init))
+            return make()
 
     @contextlib.contextmanager
     def _comparing(self) -> Iterator[None]:
@@ -601,7 +624,7 @@ class TrackedLoader:
 
     def sampler(self, inner: Any) -> Any:
         """Return the tracked index sampler of the loader."""
-        if self._log.is_stream:
+        if self._log.is_stream or self._is_aside:
             return inner
         if self._sampler is None:
             self._sampler = TrackedSampler(self._random_state, inner)
