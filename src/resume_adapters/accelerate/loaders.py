@@ -19,7 +19,6 @@ from resume_adapters.core.dataloader.next_pass import AlreadyMade
 from resume_adapters.core.dataloader.progress import batch_size
 from resume_adapters.core.dataloader.sampler import LoaderRandomState
 from resume_adapters.core.loop.loader import LoopLoader
-from resume_adapters.core.observed.loaders import are_kept
 from resume_adapters.core.patching import replaced
 from resume_adapters.core.requirements import is_older
 from resume_adapters.core.session.session import Session
@@ -127,7 +126,7 @@ class PreparedLoaders:
             PreparedLoaderState(
                 iteration=getattr(each, "iteration", None),
                 generators=self._random_state(_base(each)).generators(),
-                running=name in workers or _has_running_workers(_base(each)),
+                running=name in workers,
                 first=self._first_slice(index),
                 workers=workers.get(name),
                 data=data.get(name),
@@ -187,13 +186,6 @@ def _samples(loader: Any, ranks: int) -> int:
     if isinstance(loader, DataLoaderDispatcher):  # its own total_batch_size asks the dataset
         return (batch_size(loader) or 0) * (1 if loader.split_batches else ranks)
     return int(getattr(loader, "total_batch_size", (batch_size(loader) or 0) * ranks))
-
-
-def _has_running_workers(loader: Any) -> bool:
-    """Return whether the persistent workers of a loader that was not given to the loop are running."""
-    if hasattr(loader, "resume_tracked") or not (loader.num_workers and loader.persistent_workers):
-        return False
-    return are_kept(loader)
 
 
 def _samplers(loader: Any) -> list[tuple[Any, Any]]:

@@ -10,7 +10,6 @@ from typing import Any
 from resume_adapters.core.dataloader.evaluated import EvaluationLoader, EvaluationLoaders, datasets_of
 from resume_adapters.core.dataloader.sampler import length_of
 from resume_adapters.core.dataloader.tracked import TrackedLoader
-from resume_adapters.core.observed.loaders import are_kept
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.loaders import LoaderShape
 from resume_adapters.core.session.records import LoaderState
@@ -177,7 +176,7 @@ class ValidationData:
         """Return for each loader whether its workers outlive a validation and are running; ``known``: those that do."""
         names = {each.name for each in known}
         loaders = self._loops.validation_loaders()
-        return [_NAME.format(number) in names or are_kept(each) for number, each in enumerate(loaders)]
+        return [_NAME.format(number) in names for number in range(len(loaders))]
 
     def restore(self, saved: list[list[Any]], running: list[bool], workers: Sequence[EvaluationLoader] | None) -> None:
         """Restore what :meth:`capture` and ``workers`` returned.

@@ -113,9 +113,10 @@ class TrackedLoader:
         self.workers: int = loader.num_workers
         self.passes = 0
         order = order_of(loader)
-        content = LoaderAttributes(content_of(loader.dataset, loader.collate_fn))
+        parts = content_of(loader.dataset, loader.collate_fn)
+        content = LoaderAttributes(parts)
         self._random_state = LoaderRandomState(loader, order)
-        self._rows = rows_at_start({**samplers_of(loader), **content_of(loader.dataset, loader.collate_fn)}) or None
+        self._rows = rows_at_start({**samplers_of(loader), **parts}) or None
         self._log = FetchLog(loader, self._random_state, {"order": order, "content": content}, self._rows)
         self._made: AlreadyMade | None = getattr(loader, "resume_made", None)
         self._is_as_made = False
