@@ -70,7 +70,7 @@ def test_two_ranks_survive_the_loss_of_one_and_of_their_launcher(command, tmp_pa
 
 
 @pytest.mark.thorough
-def test_a_dataset_that_draws_from_a_global_generator_is_told_by_step_and_cause(command, tmp_path):
+def test_a_dataset_that_counts_in_a_global_is_told_by_step_and_cause(command, tmp_path):
     """No part of the state holds it."""
     job = [sys.executable, JOB, "{run_dir}", "--augment", "--steps", "12"]
     done = drill(command, tmp_path / "drill", "--faults", "step", "--seed", "3", "--", *job)
