@@ -253,6 +253,31 @@ def test_an_evaluation_on_the_training_data_within_a_pass_leaves_its_position(ca
     assert [*rows(resumed), *rows(resumed)] == expected
 
 
+def test_what_two_loaders_share_goes_on_when_the_second_is_restored_later() -> None:
+    """A dataset with a generator, and that of their orders: the second draws where the first is by then."""
+
+    def started_both(seed: int) -> list[Any]:
+        random.seed(seed), np.random.seed(seed), torch.manual_seed(seed)
+        data, order = Drawing(seeded(seed)), seeded(seed)
+        made = [DataLoader(data, BATCH, shuffle=True, generator=order) for _ in range(2)]
+        return [(each, track(each)) for each in made]
+
+    (first, tracked), (second, other) = started_both(1)
+    rows(second)
+    passing = iter(first)
+    rows(itertools.islice(passing, 2))
+    positions = stored(tracked.position(2)), stored(other.position_between())
+    expected = [*rows(itertools.islice(passing, 1)), *rows(second), *rows(passing), *rows(first)]
+
+    (first, tracked), (second, other) = started_both(99)
+    tracked.restore(positions[0])
+    passing = iter(first)
+    found = rows(itertools.islice(passing, 1))
+    other.restore(positions[1])
+    other.restore_now(process=False, without=tracked.places)
+    assert [*found, *rows(second), *rows(passing), *rows(first)] == expected
+
+
 def test_a_pass_that_is_left_early_leaves_the_workers_known() -> None:
     """The prefetched batches are dropped with the states that they carried; the next pass has states of its own."""
     made, tracked = started("kept workers", 1)

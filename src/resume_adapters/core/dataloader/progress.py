@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, NamedTuple
 
@@ -375,15 +375,22 @@ class FetchLog:
         """Restore what :meth:`content` returned."""
         self._attributes["content"].restore(saved)
 
-    def restore_attributes(self, position: LoaderPosition, *, content: bool = True) -> None:
+    def places(self) -> set[Any]:
+        """Return where what is known to change on the loader's objects is."""
+        return set().union(*(each.places() for each in self._attributes.values()))
+
+    def restore_attributes(
+        self, position: LoaderPosition, *, content: bool = True, without: Set[Any] = frozenset()
+    ) -> None:
         """Restore what has changed on the loader's objects, as it was when a position was captured.
 
         Args:
             content: also on the dataset and the collate function, not only on the samplers.
+            without: the places of what others have restored.
         """
         for name, saved in (position.attributes or {}).items():
             if content or name == "order":
-                self._attributes[name].restore(saved)
+                self._attributes[name].restore(saved, without)
 
     def restore_before(self, before: Mapping[str, Any]) -> None:
         """Restore the random state before a fetch, and what had changed on the dataset, as a position has them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any, NamedTuple
 
 from resume_adapters.core.observed.loaders import ROW_OF_SAMPLER, LoaderAttributes, require_changes
@@ -44,12 +44,16 @@ class LoaderRandomState:
         """Return the state of the loader's own generators, by the path at which each was found."""
         return {path: generator.get_state() for path, generator in _own_generators(self._loader).items()}
 
-    def restore_generators(self, states: dict[str, Any]) -> None:
-        """Restore what :meth:`generators` returned; a generator that was not there then keeps its state."""
+    def places(self) -> set[Any]:
+        """Return where the loader's own generators are."""
+        return {id(each) for each in _own_generators(self._loader).values()}
+
+    def restore_generators(self, states: dict[str, Any], without: Set[Any] = frozenset()) -> None:
+        """Restore what :meth:`generators` returned; one that was not there then, or is in a place without, stays."""
         known = {**{_undealt(path): state for path, state in states.items()}, **states}
         for path, generator in _own_generators(self._loader).items():
             state = known.get(path, known.get(_undealt(path)))
-            if state is not None:
+            if state is not None and id(generator) not in without:
                 generator.set_state(state)
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -421,17 +421,23 @@ class TrackedLoader:
         self._end_workers()
         self._begin_next_at(position)
 
-    def restore_now(self, *, process: bool = True, content: bool = True) -> None:
+    @property
+    def places(self) -> set[Any]:
+        """Where the loader's generators are, and what is known to change on its objects."""
+        return self._log.places() | self._random_state.places()
+
+    def restore_now(self, *, process: bool = True, content: bool = True, without: Set[Any] = frozenset()) -> None:
         """At the end of a pass, restore the random state and the workers that outlive the pass.
 
         Args:
             process: restore the random state of the process too, not only what belongs to the loader.
             content: also what has changed on the dataset and the collate function of the process.
+            without: the :attr:`places` of loaders that have gone on since, which share them.
         """
         position = self._begins_at
         assert position is not None and position.ended, "in the middle of a pass its batches restore the random state"
-        self._random_state.restore_generators(position.generators)
-        self._log.restore_attributes(position, content=content)
+        self._random_state.restore_generators(position.generators, without)
+        self._log.restore_attributes(position, content=content, without=without)
         self._seek(position)
         if process:
             assert position.step is not None, "a position that was saved"

@@ -370,7 +370,7 @@ class LoopLoader:
         )
         consumed = loaders.restore(context, self.tracked, state, shape, of_rank)
         if is_over:
-            self.tracked.restore_now(process=False)
+            self.tracked.restore_now(process=False, without=loaders.places_beside(self.tracked))
         else:
             self._restored = replace(state, consumed=consumed)
             self.number, self.consumed, self.done = state.number, consumed, consumed

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Any
 
 from resume_adapters.core.log import logger
@@ -19,6 +19,7 @@ from resume_adapters.core.observed.code import generators_of
 from resume_adapters.core.observed.leaves import LeafKind, can_be_made, is_array, is_packed, is_row, packed, unpacked
 from resume_adapters.core.observed.paths import Path, type_name
 from resume_adapters.core.observed.walk import CODE, Subjects
+from resume_adapters.core.state.rng import is_generator
 from resume_adapters.core.state.untouched import ABSENT, attributes, container, has_attributes, is_a
 from resume_adapters.errors import NotSerialisable
 
@@ -172,9 +173,22 @@ class LoaderAttributes:
             found.append([path.root, steps, kind.value, before, type_name(live), value, in_place])
         return found
 
-    def restore(self, saved: list[Any]) -> None:
-        """Restore what :meth:`capture` returned, where its path leads to the same type; the rest as in a new launch."""
+    def places(self) -> set[Any]:
+        """Return where what is known to change is: alike for others that it is shared with."""
+        return {self._place(path) for path in self.changing}
+
+    def _place(self, path: Path) -> Any:
+        live = self._live(path)
+        return id(live) if is_generator(live) else (id(paths.get(self.roots, path.owner)), path.steps[-1])
+
+    def restore(self, saved: list[Any], without: Set[Any] = frozenset()) -> None:
+        """Restore what :meth:`capture` returned, where its path leads to the same type; the rest as in a new launch.
+
+        Args:
+            without: the places of what others have restored, and changed since.
+        """
         roots, given = self._subjects.roots, {paths.path_of(root, steps): rest for root, steps, *rest in saved}
+        given = {path: rest for path, rest in given.items() if self._place(path) not in without}
         stays = self._memory_beside(given)
         for path, (name, before, kept, value, *filled) in {**self._fresh, **given}.items():
             live, kind, in_place = self._live(path), LeafKind(name), filled == [True]

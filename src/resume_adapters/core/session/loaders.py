@@ -88,6 +88,10 @@ class LoaderRestorer:
                 self._on_track(loader)
         return tracked
 
+    def places_beside(self, tracked: TrackedLoader) -> set[Any]:
+        """Return the :attr:`~TrackedLoader.places` of the other loaders that have begun a pass in this launch."""
+        return set().union(*(each.places for each in self._tracked if each is not tracked and each.passes))
+
     def missing(self) -> list[str]:
         """Return in words what changes on the loaders' samplers, datasets and collate functions and is not captured."""
         return [line for loader in self._tracked for line in missing_lines(loader.missing)]
