@@ -179,7 +179,7 @@ class LoaderAttributes:
 
     def _place(self, path: Path) -> Any:
         live = self._live(path)
-        return id(live) if is_generator(live) else (id(paths.get(self.roots, path.owner)), path.steps[-1])
+        return id(live) if is_generator(live) else (id(paths.get(self.roots, path.owner)), path.steps[-1:])
 
     def restore(self, saved: list[Any], without: Set[Any] = frozenset()) -> None:
         """Restore what :meth:`capture` returned, where its path leads to the same type; the rest as in a new launch.
