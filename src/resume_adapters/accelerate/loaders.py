@@ -122,8 +122,10 @@ class PreparedLoaders:
         self._evaluations.data.look()
         data = self._evaluations.data.capture()
         workers = {each.name: each for each in self._evaluations.workers.capture()}
-        return [
-            PreparedLoaderState(
+        states = []
+        for index, each in enumerate([*lasting, *late[-1:]]):
+            name = _NAME.format(index)
+            state = PreparedLoaderState(
                 iteration=getattr(each, "iteration", None),
                 generators=self._random_state(_base(each)).generators(),
                 running=name in workers,
@@ -131,9 +133,8 @@ class PreparedLoaders:
                 workers=workers.get(name),
                 data=data.get(name),
             )
-            for index, each in enumerate([*lasting, *late[-1:]])
-            for name in (_NAME.format(index),)
-        ]
+            states.append(state)
+        return states
 
     def _random_state(self, loader: Any) -> LoaderRandomState:
         if id(loader) not in self._random_states:  # which keeps the loader

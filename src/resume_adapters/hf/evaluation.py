@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -60,7 +61,8 @@ class InterruptibleEvaluation:
     def _watch(self, name: str, dataset: Any) -> None:
         held = self._trainer.train_dataset
         trained = [held, *datasets_of(held), self._trainer.data_collator]
-        self.data.watch(f"the evaluation loader {name!r}", dataset, content_of(dataset, None), trained)
+        parts = functools.partial(content_of, dataset, None)
+        self.data.watch(f"the evaluation loader {name!r}", dataset, parts, trained)
 
     def running_workers(self) -> list[EvaluationLoader]:
         """Return the evaluation loaders whose persistent workers a resume must restore."""
@@ -77,10 +79,6 @@ class InterruptibleEvaluation:
     def missing(self) -> list[PartEntry]:
         """Return an entry for what changes and is not captured."""
         return [PartEntry("data", "missing", line) for line in missing_lines(self.data.missing)]
-
-    def close(self) -> None:
-        """Detach the loaders from the run."""
-        self.workers.close()
 
     # ---- Evaluating
 

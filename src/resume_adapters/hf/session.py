@@ -516,7 +516,7 @@ class TrainerSession:
 
     def close(self) -> None:
         """Undo what the call patched, started and registered."""
-        self.session.close(self.data.close, self.evaluation.close)
+        self.session.close(self.data.close, self.evaluation.workers.close)
 
 
 def _extent(trainer: Any) -> Extent:

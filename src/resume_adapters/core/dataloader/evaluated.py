@@ -6,7 +6,8 @@ evaluation, so what is there between two steps is what the next one begins with.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -33,19 +34,19 @@ class EvaluatedData:
         """What has changed and is not captured: paths, with the names of the types."""
         return {path: kind for each in self._attributes.values() for path, kind in each.missing.items()}
 
-    def watch(self, name: str, read: Any, parts: Mapping[str, Any], trained: Sequence[Any]) -> None:
+    def watch(self, name: str, read: Any, parts: Callable[[], Mapping[str, Any]], trained: Sequence[Any]) -> None:
         """Restore the data of a loader, if that is still to be done, and compare them from now on.
 
         Call it before the loader is read.
 
         Args:
             read: what is read; as long as it is the same object, it stays watched as it is.
-            parts: what it is read with, by name.
+            parts: returns what it is read with, by name; the code of a dataset may take a while to go through.
             trained: what the training reads with, too, which is captured there.
         """
         if self._read.get(name) is not read:
             shared = {id(each) for each in trained}
-            found = {key: each for key, each in parts.items() if each is not None and id(each) not in shared}
+            found = {key: each for key, each in parts().items() if each is not None and id(each) not in shared}
             roots = {f"{name}.{key}": each for key, each in found.items()}
             without = [*trained, *generators_of(trained).values()]
             self._read[name], self._attributes[name] = read, LoaderAttributes(roots, without=without)
@@ -169,16 +170,20 @@ class EvaluationLoaders:
         Args:
             trained: what the training reads with, too, which is captured there.
         """
-        parts = content_of(getattr(loader, "dataset", None), getattr(loader, "collate_fn", None))
-        parts |= {each: getattr(loader, each, None) for each in ("sampler", "batch_sampler")}
-        parts |= {"loader": {"generator": getattr(loader, "generator", None)}}
-        self.data.watch(name, loader, parts, trained)
+        self.data.watch(name, loader, functools.partial(_parts, loader), trained)
         self.workers.watch(name, loader)
 
     def forget(self, name: str) -> None:
         """Leave a loader to others: the training reads it."""
         self.data.forget(name)
         self.workers.forget(name)
+
+
+def _parts(loader: Any) -> dict[str, Any]:
+    """Return what a loader is read with, by name."""
+    found = content_of(getattr(loader, "dataset", None), getattr(loader, "collate_fn", None))
+    found |= {each: getattr(loader, each, None) for each in ("sampler", "batch_sampler")}
+    return {**found, "loader": {"generator": getattr(loader, "generator", None)}}
 
 
 def _position(tracked: TrackedLoader) -> LoaderPosition:

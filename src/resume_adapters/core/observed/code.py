@@ -94,8 +94,8 @@ def generators_of(objects: Iterable[Any]) -> dict[str, Any]:
     found = {}
     for code in code_among([*held_by(objects)]):
         for within, kept in (("", named(code)), (f"{code.__qualname__}.", {**vars(code), **kept_by(code)})):
-            names = {f"{code.__module__}.{within}{name}": each for name, each in kept.items()}
-            found.update({name: each for name, each in names.items() if is_generator(each)})
+            drawn = {name: each for name, each in kept.items() if is_generator(each)}
+            found.update({f"{code.__module__}.{within}{name}": each for name, each in drawn.items()})
     return found
 
 

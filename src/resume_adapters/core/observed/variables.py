@@ -74,8 +74,8 @@ class ScriptVariables:
         looked_at = [root for each in instances(LoaderAttributes) for root in each.roots.values()]
         loaders = instances(DataLoader)
         tracked = [each for each in loaders if "resume_tracked" in attributes(each)]
-        others = [each for each in loaders if "resume_tracked" not in attributes(each)]
-        self._with_workers |= {type_name(each.dataset) for each in others if are_kept(each)}
+        running = [each for each in loaders if are_kept(each) and "resume_tracked" not in attributes(each)]
+        self._with_workers |= {type_name(each.dataset) for each in running}
         known = [*held_by([*self._saved(), *looked_at, *tracked])]
         scopes = _scopes(known, loaders)
         same = {
