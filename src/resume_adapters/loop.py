@@ -42,7 +42,7 @@ from resume_adapters.core.saving.cadence import SaveEvery
 from resume_adapters.core.session.framework import FrameworkFacts
 from resume_adapters.core.session.new_run import new_run
 from resume_adapters.core.session.options import ResumeFrom, ResumeOptions, parts_among, run_directory_override
-from resume_adapters.core.state.stateful import is_schedule, parameters_of, uncompiled
+from resume_adapters.core.state.stateful import is_optimizer, is_schedule, parameters_of, uncompiled
 from resume_adapters.core.stop.policy import StopOn
 from resume_adapters.core.tiers.options import Mirror
 from resume_adapters.errors import UnsupportedSetting
@@ -107,7 +107,7 @@ def register_for_resume(
 
 def _trained(named: Mapping[str, Any]) -> TrainedObjects:
     """Return what is trained of what was given by name: a model is what an optimizer has tensors of."""
-    optimizers = {name: each for name, each in named.items() if isinstance(each, torch.optim.Optimizer)}
+    optimizers = {name: each for name, each in named.items() if is_optimizer(each)}
     stepped = {id(tensor) for tensor in parameters_of(*optimizers.values())}
     modules = {name: each for name, each in named.items() if isinstance(each, torch.nn.Module)}
     models = {

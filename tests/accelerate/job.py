@@ -128,6 +128,7 @@ class Net(torch.nn.Module):
         self.last = torch.nn.Linear(width, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.to(self.last.weight.dtype)
         x = self.dropout(torch.relu(self.norm(self.first(x))))
         return self.last(torch.relu(self.middle(x))).squeeze(-1)
 
@@ -196,6 +197,7 @@ DEFAULTS: dict[str, Any] = {
     "rank_seeds": False,
     "local_sgd": False,
     "precision": "no",
+    "half": False,
     "scaler": False,
     "lora": False,
     "compile": False,
@@ -280,7 +282,7 @@ class Job:
         if CONFIG["scaler"]:  # Accelerate makes one only where there is an accelerator; this one overflows
             accelerator.scaler = torch.amp.GradScaler(CONFIG["device"], init_scale=2.0**127, growth_interval=4)
         set_seed(CONFIG["seed"])
-        self.plain = network().to(CONFIG["device"])
+        self.plain = network().to(CONFIG["device"], torch.bfloat16 if CONFIG["half"] else None)
         if CONFIG["fsdp_version"] == 1:  # flattened before the optimizer is made of its parameters
             self.plain = accelerator.prepare(self.plain)
         self.ema = Ema(self.plain) if CONFIG["ema"] else None

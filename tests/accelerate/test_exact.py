@@ -41,6 +41,7 @@ CASES: dict[str, dict[str, Any]] = {
     "stream-workers": {"stream": True, "augment": True, **WORKERS},
     "odd-epochs": {"samples": 90, "accumulate": 3, "save_every": 3},
     "no-accumulation-bf16": {"accumulate": 1, "samples": 26, "precision": "bf16"},
+    "half-with-moments-in-float32": {"half": True, "optimizer": "NAdam"},
     "by-hand": {"by_hand": True, "samples": 48},
     "each-epoch-batch-norm": {"save_every": None, "batch_norm": True},
     "evaluation-persistent": {"evaluate": True, "augment": True, **PERSISTENT},

@@ -227,6 +227,8 @@ def model() -> torch.nn.Module:
         from peft import LoraConfig, get_peft_model
 
         made = get_peft_model(made, LoraConfig(r=4, lora_dropout=0.1, target_modules=["c_attn"], fan_in_fan_out=True))
+    if CONFIG["half"]:
+        made.bfloat16()
     if CONFIG["beside_lora"] or CONFIG["running_mean"]:
         gpt = made.base_model.model if CONFIG["lora"] else made
         last = gpt.transformer.ln_f.requires_grad_(True)
@@ -415,6 +417,7 @@ DEFAULTS: dict[str, Any] = {
     "set_epoch": False,
     "counts_passes": False,
     "lora": False,  # "pruned": AdaLoRA
+    "half": False,
     "beside_lora": False,
     "running_mean": False,  # further weights and a buffer change, which peft does not save
     "experts": False,

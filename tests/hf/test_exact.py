@@ -32,6 +32,7 @@ CASES: dict[str, dict[str, Any]] = {
     "no-accumulation-drop-last-bf16": job(
         args={"gradient_accumulation_steps": 1, "dataloader_drop_last": True, "bf16": True}, samples=26
     ),
+    "half-with-moments-in-float32": job(half=True, args={"optim": "adafactor"}),
     "augmented": job(augment=True),
     "augmented-workers": job(augment=True, args=WORKERS),
     "augmented-persistent": job(augment=True, args=PERSISTENT),

@@ -241,7 +241,8 @@ class Model(pl.LightningModule):
                 torch.optim.SGD(self.head.parameters(), lr=1e-3, momentum=0.9),
             ]
             return pair, [schedule(pair[0]), schedule(pair[1])]
-        optimizer = torch.optim.AdamW(self.parameters(), lr=self.learning_rate, weight_decay=0.1)
+        kind = getattr(torch.optim, CONFIG["optimizer"])
+        optimizer = kind(self.parameters(), lr=self.learning_rate, weight_decay=0.1)
         if CONFIG["callbacks"] == "finetuning":
             trained = [each for each in self.parameters() if each.requires_grad]
             return torch.optim.AdamW(trained, lr=5e-3, weight_decay=0.1)
@@ -346,6 +347,7 @@ DEFAULTS: dict[str, Any] = {
     "own_generator": False,
     "register_generator": False,
     "manual": False,
+    "optimizer": "AdamW",
     "tuned": None,
     "callbacks": None,
     "fetching": False,

@@ -64,7 +64,10 @@ CASES: dict[str, dict[str, Any]] = {
     "averaging": {"average": "mean"},
     "own-average-limited": {"module_average": True, "augment": True, "trainer": {"limit_train_batches": 11}},
     "manual": {"manual": True, "checkpoints": [{"every_n_train_steps": 10}]},
-    "max-steps-bf16-true": {"trainer": {"max_steps": 18, "max_epochs": -1, "precision": "bf16-true"}},
+    "half-with-moments-in-float32": {
+        "optimizer": "NAdam",
+        "trainer": {"max_steps": 18, "max_epochs": -1, "precision": "bf16-true"},
+    },
     "hyperparameters-logger": {"odd_hyperparameters": True, "hyperparameters": {"a": 1}, "logger": True},
     "registered-generator": {"own_generator": True, "register_generator": True},
     "own-generator": {"own_generator": True},
@@ -96,7 +99,6 @@ SELDOM = (
     "own-generator",
     "device-own-generator",
     "device-manual",
-    "max-steps-bf16-true",
 )
 """What a loader may be is varied in the tests of the core too, and in ``torch_loop``."""
 

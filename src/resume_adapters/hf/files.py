@@ -19,7 +19,8 @@ from resume_adapters.core.checkpoint.native_files import read_native, require_in
 from resume_adapters.core.checkpoint.validity import ForeignDetector, ForeignStep
 from resume_adapters.core.patching import wrapped
 from resume_adapters.core.state import safe_load
-from resume_adapters.core.state.comparison import copied, verify_equal
+from resume_adapters.core.state.comparison import verify_equal
+from resume_adapters.core.state.loading import copied
 from resume_adapters.core.state.stateful import Stateful, StatefulGroup, is_stateful
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import CheckpointDamaged, UnsupportedSetting

@@ -17,7 +17,7 @@ from resume_adapters.core.checkpoint.validity import ForeignStep
 from resume_adapters.core.log import logger
 from resume_adapters.core.patching import replaced
 from resume_adapters.core.state import safe_load, stand_ins
-from resume_adapters.core.state.comparison import copied
+from resume_adapters.core.state.loading import copied
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import CheckpointDamaged, SaveFailed, UnsupportedSetting
 from resume_adapters.integrations.lightning_files import write

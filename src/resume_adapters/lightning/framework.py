@@ -30,7 +30,7 @@ from resume_adapters.core.session.rehearsal import NotRehearsed, copies, load_co
 from resume_adapters.core.session.rescale import Schedules
 from resume_adapters.core.session.settings import LaunchSettings
 from resume_adapters.core.state import keys
-from resume_adapters.core.state.comparison import load_verified
+from resume_adapters.core.state.loading import load_verified
 from resume_adapters.core.state.stateful import Stateful
 from resume_adapters.core.state.weights import lost_in, updated
 from resume_adapters.errors import CheckpointDamaged, NotSerialisable, UnsupportedSetting

@@ -14,7 +14,8 @@ from resume_adapters.core.observed.walk import Subjects
 from resume_adapters.core.session.numbered import Training
 from resume_adapters.core.session.settings import LaunchSettings, of_random_state, read_settings, texts
 from resume_adapters.core.state import encoding
-from resume_adapters.core.state.comparison import copied, first_difference
+from resume_adapters.core.state.comparison import first_difference
+from resume_adapters.core.state.loading import copied
 from resume_adapters.lightning.compat import pl
 from resume_adapters.lightning.logged_values import torchmetrics
 

@@ -11,7 +11,8 @@ import torch
 
 from resume_adapters.core.requirements import refuse
 from resume_adapters.core.state import sharded_digest
-from resume_adapters.core.state.comparison import copied, verify_equal
+from resume_adapters.core.state.comparison import verify_equal
+from resume_adapters.core.state.loading import copied
 from resume_adapters.core.state.stateful import ModuleBuffers, Stateful
 from resume_adapters.core.state.weights import verify_weights
 from resume_adapters.integrations import model_parallel

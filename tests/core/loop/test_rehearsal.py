@@ -149,6 +149,26 @@ class Within(torch.optim.Optimizer):
         self.param_groups = self.base.param_groups
 
 
+class Around:
+    """No optimizer of torch, but around one, as that of schedulefree."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        self.base = torch.optim.AdamW(params, lr=lr)
+        self.zero_grad = self.base.zero_grad
+        self.state_dict, self.load_state_dict = self.base.state_dict, self.base.load_state_dict
+
+    def step(self) -> None:
+        self.base.step()
+
+    @property
+    def param_groups(self) -> Any:
+        return self.base.param_groups
+
+    @property
+    def state(self) -> Any:
+        return self.base.state
+
+
 class Single(Halves):
     """Has no second one."""
 
@@ -283,6 +303,17 @@ def test_what_an_optimizer_does_not_save_as_it_is_comes_back(made: Any, tmp_path
     with pytest.raises(Interrupted):
         train(tmp_path / "run", torch.nn.Linear(1, 1), made, interrupted_after=5)
     resumed: Any = train(tmp_path / "run", torch.nn.Linear(1, 1), made)
+    assert torch.equal(resumed.weight, whole.weight) and torch.equal(resumed.bias, whole.bias)
+
+
+def test_what_is_around_an_optimizer_may_be_given_for_it(tmp_path: Path) -> None:
+    def schedule(optimizer: Around, *given: Any) -> Any:
+        return torch.optim.lr_scheduler.StepLR(optimizer.base, *given)
+
+    whole: Any = train(tmp_path / "whole", torch.nn.Linear(1, 1))
+    with pytest.raises(Interrupted):
+        train(tmp_path / "run", torch.nn.Linear(1, 1), Around, schedule, interrupted_after=5)
+    resumed: Any = train(tmp_path / "run", torch.nn.Linear(1, 1), Around, schedule)
     assert torch.equal(resumed.weight, whole.weight) and torch.equal(resumed.bias, whole.bias)
 
 

@@ -129,7 +129,10 @@ def test_a_rank_takes_weights_optimizer_schedule_and_scaler_of_another(watch: Up
         first[0].take_from(0, Ranks(1), [first[1]])
     other[1].bfloat16()
     Ranks.sent[0] = copy.deepcopy(other[1].state_dict())
-    with pytest.raises(NotRestored, match=r"AdamW.*torch\.bfloat16"):
+    other[0].take_from(0, Ranks(1), [other[1]])
+    torch.testing.assert_close(other[2].state_dict(), before[1], rtol=0, atol=0)
+    Ranks.sent[3]["dropped"] = 1
+    with pytest.raises(NotRestored, match=r"GradScaler.*dropped: not restored"):
         other[0].take_from(0, Ranks(1), [other[1]])
 
 

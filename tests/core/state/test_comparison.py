@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import collections
-import copy
 import math
-from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,9 +12,7 @@ import pytest
 import torch
 from torch.testing._internal.two_tensor import TwoTensor
 
-from resume_adapters.core.checkpoint.native_files import read_native
-from resume_adapters.core.state.comparison import copied, first_difference, load_verified, same_bits
-from resume_adapters.errors import NotRestored
+from resume_adapters.core.state.comparison import first_difference, same_bits
 
 
 @pytest.mark.parametrize(
@@ -113,65 +108,3 @@ def test_a_tensor_that_wraps_others_is_what_they_are() -> None:
     assert first_difference({"m": TwoTensor(one, one)}, {"m": TwoTensor(one, one.clone())}) is None
     found = first_difference({"m": TwoTensor(one, one)}, {"m": TwoTensor(one, other)})
     assert found is not None and found.startswith("m.b: ")
-
-
-class Halving(torch.optim.SGD):
-    """Changes in place what it has loaded."""
-
-    def load_state_dict(self, state_dict: Any) -> None:
-        super().load_state_dict(state_dict)
-        for state in self.state.values():
-            state["momentum_buffer"].mul_(0.5)
-
-
-class Uncopied(TwoTensor):
-    """As quantized moments: torch cannot clone it."""
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten.clone.default:
-            raise NotImplementedError
-        return super().__torch_dispatch__(func, types, args, kwargs)
-
-    @staticmethod
-    def __tensor_unflatten__(inner: Any, context: Any, size: Any, stride: Any) -> Any:
-        return Uncopied(inner["a"], inner["b"])
-
-
-def test_a_tensor_that_torch_cannot_copy_is_copied() -> None:
-    state = {"state": {0: [Uncopied(torch.ones(2), torch.zeros(2))]}, "lr": 0.1}
-    with pytest.raises(NotImplementedError):
-        copy.deepcopy(state)
-    found = copied(state)
-    assert first_difference(state, found) is None
-    found["state"][0][0].a.zero_()
-    assert first_difference(state, found) is not None
-
-
-def test_what_shares_memory_shares_it_in_a_copy_too() -> None:
-    bank, alone = torch.ones(200, 200), torch.arange(40000.0).reshape(200, 200).t()
-    state = {"bank": bank, "row": bank[3], "queue": deque([bank[5:7]]), "alone": alone, "again": [alone]}
-    found = copied(state)
-    found["bank"].zero_()
-    found["alone"][0, 1] = 5
-    assert found["row"].sum() == found["queue"][0].sum() == 0 and found["again"][0] is found["alone"]
-    assert found["alone"].stride() == alone.stride() and (found["alone"][1:] == alone[1:]).all()
-    assert bank.sum() == 40000 and alone[0, 1] == 200
-
-
-def test_what_trains_neither_lies_in_the_file_nor_proves_itself(tmp_path: Path) -> None:
-    def trained(kind: type[torch.optim.SGD]) -> torch.optim.SGD:
-        weight = torch.ones(3, requires_grad=True)
-        optimizer = kind([weight], lr=0.1, momentum=0.9)
-        weight.sum().backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        return optimizer
-
-    torch.save(trained(torch.optim.SGD).state_dict(), tmp_path / "optimizer.pt")
-    saved, live = read_native(tmp_path / "optimizer.pt"), trained(torch.optim.SGD)
-    load_verified("optimizer", live, saved)
-    for moments in (next(iter(live.state.values()))["momentum_buffer"], saved["state"][0]["momentum_buffer"]):
-        assert moments.tolist() == [1.0, 1.0, 1.0]
-        moments.zero_()
-    with pytest.raises(NotRestored, match="optimizer was loaded, but its state is not the saved one"):
-        load_verified("optimizer", trained(Halving), read_native(tmp_path / "optimizer.pt"))

@@ -7,7 +7,6 @@ step, and each is known by the names of what it steps.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
@@ -15,7 +14,6 @@ from typing import Any
 from resume_adapters.core.observed.instances import instances
 from resume_adapters.core.observed.paths import is_module
 from resume_adapters.core.observed.walk import has_state
-from resume_adapters.core.patching import wrapped
 from resume_adapters.core.state import keys
 from resume_adapters.core.state.comparison import tensors_in
 from resume_adapters.core.state.fingerprint import value_digest
@@ -105,26 +103,6 @@ def _in_state(stepper: Any) -> Iterable[str] | None:
     own = () if inherits else stepper.state_dict()
     plain = () if is_a(stepper, LRScheduler) else attributes(torch.optim.Optimizer([torch.zeros(1)], {}))
     return {*own, *plain, *_BASE}
-
-
-def keep_groups(until: contextlib.ExitStack) -> None:
-    """Let optimizers load into the list and the dicts of groups that they have: others share them, or hold one."""
-    from torch.optim.optimizer import Optimizer
-
-    until.enter_context(wrapped(Optimizer, "load_state_dict", _load_groups))
-
-
-def _load_groups(load: Callable[..., None], optimizer: Any, *args: Any, **kwargs: Any) -> None:
-    own = attributes(optimizer).get("param_groups")
-    load(optimizer, *args, **kwargs)
-    if own is None:  # a wrapper, which asks another
-        return
-    loaded = optimizer.param_groups  # new ones, each with the former list of parameters
-    if [id(each["params"]) for each in own] == [id(each["params"]) for each in loaded]:
-        for group, values in zip(own, [{**each} for each in loaded], strict=True):
-            group.clear()
-            group.update(values)
-        optimizer.param_groups = own
 
 
 def is_within(optimizer: Any, saved: Iterable[Any]) -> bool:

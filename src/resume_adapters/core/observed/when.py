@@ -21,11 +21,12 @@ from resume_adapters.core.log import first_of, logger
 from resume_adapters.core.observed import leaves, paths, walk
 from resume_adapters.core.observed.gradients import LeftGradients
 from resume_adapters.core.observed.leaves import LeafKind, can_be_made
-from resume_adapters.core.observed.optimizers import UNSAVED, beside_state, keep_groups, registered, unsaved
+from resume_adapters.core.observed.optimizers import UNSAVED, beside_state, registered, unsaved
 from resume_adapters.core.observed.paths import Path, is_module, submodules, tensors_of, type_name
 from resume_adapters.core.observed.steps import watch_steps
 from resume_adapters.core.observed.walk import Census, Subjects
 from resume_adapters.core.state import encoding
+from resume_adapters.core.state.loading import loading
 from resume_adapters.core.state.records import Record
 from resume_adapters.core.state.rng import GeneratorState, is_generator
 from resume_adapters.core.state.stateful import StaticState
@@ -150,9 +151,9 @@ class ObservedState:
         """
         self._before = walk.take(self._ask_subjects(), self._clock)
 
-    def begin_loading(self) -> None:
-        """Keep what optimizers share, or a script holds of them, through all that is loaded until the first step."""
-        keep_groups(self._loading)
+    def begin_loading(self, *, is_foreign: bool = False) -> None:
+        """Let optimizers load what was saved as it is until the first step; see :func:`loading`."""
+        self._loading.enter_context(loading(is_foreign=is_foreign))
 
     @contextlib.contextmanager
     def checking(self) -> Iterator[None]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from resume_adapters.core.patching import replaced
 from resume_adapters.core.ranks import Ranks
-from resume_adapters.core.state.comparison import load_verified
+from resume_adapters.core.state.loading import load_verified
 from resume_adapters.core.state.stateful import parameters_of
 
 
@@ -89,7 +89,7 @@ class UpdateWatch:
 
         Raises:
             ValueError: not as many optimizers, schedules and scalers have made a step on all ranks.
-            NotRestored: one takes the state otherwise: torch's optimizers convert theirs to the type of the weights.
+            NotRestored: one takes the state otherwise.
         """
         found = [*models, *self._moving]
         mine = _on_host([each.state_dict() for each in found]) if ranks.rank == source else []

@@ -15,8 +15,9 @@ from resume_adapters.core.ranks import Ranks
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.session.records import LaunchState, RankState
 from resume_adapters.core.session.rescale import Rescale
-from resume_adapters.core.state.comparison import copied, verify_equal
+from resume_adapters.core.state.comparison import verify_equal
 from resume_adapters.core.state.constants import CONSTANTS, is_captured
+from resume_adapters.core.state.loading import copied
 from resume_adapters.core.state.records import Source
 from resume_adapters.core.state.sharded_digest import shard_digest, verify_shards
 from resume_adapters.core.state.stateful import ModuleBuffers

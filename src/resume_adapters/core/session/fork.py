@@ -24,7 +24,7 @@ from resume_adapters.core.session.framework import Framework
 from resume_adapters.core.session.records import LaunchState
 from resume_adapters.core.session.settings import LaunchSettings, SettingsComparison
 from resume_adapters.core.state import keys
-from resume_adapters.core.state.comparison import load_verified
+from resume_adapters.core.state.loading import load_verified
 from resume_adapters.core.state.weights import load_weights, verify_weights
 from resume_adapters.core.storage.base import Storage
 from resume_adapters.errors import StateMismatch, UnsupportedSetting

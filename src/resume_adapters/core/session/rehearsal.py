@@ -17,7 +17,8 @@ from resume_adapters.core.observed.leaves import is_array
 from resume_adapters.core.observed.paths import is_module
 from resume_adapters.core.observed.walk import identities
 from resume_adapters.core.saving.block import available_memory
-from resume_adapters.core.state.comparison import copied, verify_equal
+from resume_adapters.core.state.comparison import verify_equal
+from resume_adapters.core.state.loading import copied
 from resume_adapters.core.state.stateful import is_optimizer
 from resume_adapters.core.state.untouched import is_a
 from resume_adapters.core.storage.local import LocalStorage

@@ -48,6 +48,7 @@ from resume_adapters.core.session.trace import StepTrace
 from resume_adapters.core.state import rng
 from resume_adapters.core.state.constants import CONSTANTS, Constants, left_out
 from resume_adapters.core.state.ddp_buckets import hook_states
+from resume_adapters.core.state.loading import loading
 from resume_adapters.core.state.rng import capture_with, restore_with
 from resume_adapters.core.state.sharded_digest import ShardDigests
 from resume_adapters.core.state.stateful import REGISTERED, Stateful, StatefulGroup, StaticState
@@ -237,7 +238,7 @@ class Session:
         context = self.context
         launch = context.launch if context else None
         if context is not None:
-            self.observed.begin_loading()
+            self.observed.begin_loading(is_foreign=context.checkpoint.manifest is None)
         self.settings.begin(launch.settings if launch else None, context.path.name if context else "")
 
     def _log_differences(self) -> None:
@@ -542,10 +543,11 @@ class Session:
         """Load the first save of a launch back; nothing of that may reach the training."""
         before = rng.capture()
         try:
-            if self.options.verify:
-                for name, part in self._declared().items():
-                    rehearse_part(name, part)
-                self.framework.rehearse(self.restorer.read(Checkpoint(directory, 0, None)))
+            with loading():
+                if self.options.verify:
+                    for name, part in self._declared().items():
+                        rehearse_part(name, part)
+                    self.framework.rehearse(self.restorer.read(Checkpoint(directory, 0, None)))
         except NotRehearsed as reason:
             if self.run.ranks.rank == 0:
                 logger.info("The first save is not loaded back to prove it: %s.", reason)

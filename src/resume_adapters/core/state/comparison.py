@@ -1,11 +1,10 @@
-"""Compare state dicts and tensors, bit for bit, and load copies of what a comparison then proves."""
+"""Compare state dicts and tensors, bit for bit."""
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import os
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,14 +18,11 @@ if TYPE_CHECKING:
 _WORD = 8
 """Bytes that are compared at once."""
 
-_THREADS = min(os.cpu_count() or 1, 8)
+THREADS = min(os.cpu_count() or 1, 8)
 """Threads that compare: one does not use what the memory can deliver."""
 
 _LARGE = 1 << 24
 """Bytes from which threads gain more than they cost."""
-
-_LARGE_TENSOR = 1 << 16
-"""Bytes from which a tensor is copied by a thread."""
 
 
 class _Pair(NamedTuple):
@@ -56,7 +52,7 @@ def are_same(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[bool]:
     """Return of each pair of tensors whether it has the same bits."""
     if sum(one.numel() * one.element_size() for one, _ in pairs) < _LARGE:
         return [same_bits(*each) for each in pairs]
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="resume-adapters-compare") as pool:
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="resume-adapters-compare") as pool:
         return list(pool.map(same_bits, *zip(*pairs, strict=True)))
 
 
@@ -138,32 +134,6 @@ def _describe(tensor: Any) -> str:
     return f"{tensor.dtype} {tuple(tensor.shape)}"
 
 
-def load_verified(name: str, thing: Any, saved: Any, verify: bool = True) -> None:
-    """Load a saved tree into what has ``load_state_dict()`` and, with ``verify``, compare its state with the tree.
-
-    It is given a copy: what trains neither lies in a mapped file nor is what proves the load.
-
-    Raises:
-        NotRestored: the state after loading differs from what was saved.
-    """
-    thing.load_state_dict(copied(saved))
-    if verify:
-        verify_equal(name, saved, thing.state_dict())
-
-
-def copied(state: Any) -> Any:
-    """Return a deep copy of a state. Of tensors that wrap others, such as quantized moments, torch may make none."""
-    import torch
-
-    tensors = {id(each): each for each in tensors_in(state)}
-    known = {key: _rewrapped(each) for key, each in tensors.items() if hasattr(each, "__tensor_flatten__")}
-    places = Counter(each.untyped_storage().data_ptr() for each in tensors.values() if _has_memory(each))
-    alone = [each for each in tensors.values() if _is_whole(each) and places[each.data_ptr()] == 1]
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="resume-adapters-copy") as pool:
-        known.update(zip(map(id, alone), pool.map(torch.clone, alone), strict=True))
-    return copy.deepcopy(state, known)
-
-
 def tensors_in(state: Any) -> Iterator[Any]:
     """Yield the tensors in a state."""
     if hasattr(state, "__tensor_flatten__") or hasattr(state, "untyped_storage"):
@@ -171,27 +141,6 @@ def tensors_in(state: Any) -> Iterator[Any]:
     elif isinstance(state, Mapping | list | tuple | set | deque):
         for each in state.values() if isinstance(state, Mapping) else state:
             yield from tensors_in(each)
-
-
-def _has_memory(tensor: Any) -> bool:
-    import torch
-
-    return not hasattr(tensor, "__tensor_flatten__") and tensor.layout is torch.strided and tensor.device.type == "cpu"
-
-
-def _is_whole(tensor: Any) -> bool:
-    """Return whether a plain tensor is all of its memory: if no other uses that, it can be copied by itself."""
-    import torch
-
-    if type(tensor) is not torch.Tensor or not _has_memory(tensor) or tensor.requires_grad or vars(tensor):
-        return False
-    return bool(tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes() >= _LARGE_TENSOR)
-
-
-def _rewrapped(tensor: Any) -> Any:
-    names, context = tensor.__tensor_flatten__()
-    held = {name: copied(getattr(tensor, name)) for name in names}
-    return type(tensor).__tensor_unflatten__(held, context, tensor.shape, tensor.stride())
 
 
 def verify_equal(name: str, saved: Any, live: Any) -> None:
