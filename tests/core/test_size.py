@@ -23,7 +23,7 @@ BUDGETS = {
     "core/run": 1_190,
     "core/run_directory": 1_070,
     "core/saving": 700,
-    "core/session": 2_610,
+    "core/session": 2_615,
     "core/state": 2_010,
     "core/stop": 370,
     "core/storage": 470,

@@ -187,15 +187,17 @@ def test_a_checkpoint_of_a_version_that_saved_no_settings_resumes_silently(
     assert comparison.in_force() == read() == SettingsComparison(read).in_force()
 
 
-def test_settings_are_read_once_however_often_an_adapter_asks(killed: Path) -> None:
-    launch = Launch(killed)
-    session = launch.loop._session
+def test_settings_are_read_once_however_often_an_adapter_asks(killed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, launch = torch.optim.Optimizer.load_state_dict, Launch(killed)
+    session, begun = launch.loop._session, []
     session.open()
+    begin = session.observed.begin_loading
+    monkeypatch.setattr(session.observed, "begin_loading", lambda **given: (begun.append(given), begin(**given)))
     for _ in range(2):
         session.begin_settings()
-    hooks = len(launch.framework.optimizer._optimizer_load_state_dict_post_hooks)
+    assert begun == [{"is_foreign": False}] and torch.optim.Optimizer.load_state_dict is not own
     launch.run.close()
-    assert hooks == 1
+    assert torch.optim.Optimizer.load_state_dict is own
 
 
 def test_what_the_checkpoint_has_frozen_again_stays_frozen_in_its_settings() -> None:
