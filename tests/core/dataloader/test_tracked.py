@@ -454,6 +454,39 @@ def test_a_loader_that_is_no_dataloader_or_keeps_no_order_is_refused() -> None:
         track(DataLoader(Drawing(), num_workers=1, in_order=False))
 
 
+class Endless(DataLoader[Any]):
+    """Has one iterator for all passes, so that its workers stay, as timm and YOLO have it."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(Drawing(), **given)
+        object.__setattr__(self, "batch_sampler", Repeated(self.batch_sampler))
+        self.iterator = super().__iter__()
+
+    def __iter__(self) -> Any:
+        for _ in range(2):
+            yield next(self.iterator)
+
+
+class Repeated:
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+
+    def __iter__(self) -> Any:
+        while True:
+            yield from self.sampler
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_whose_one_iterator_has_begun_is_refused_before_it_is_changed(workers: int) -> None:
+    loader = Endless(batch_size=2, num_workers=workers)
+    with pytest.raises(
+        UnsupportedSetting, match=r"^Endless takes .* its attribute iterator, .*persistent_workers=True"
+    ):
+        track(loader)
+    assert len([*loader]) == 2
+    track(DataLoader(Drawing(), num_workers=workers, persistent_workers=workers > 0))
+
+
 class Batches(BatchSampler):
     """A sampler whose iterator can be asked for more than indices."""
 

@@ -40,6 +40,7 @@ from resume_adapters.core.dataloader.sampler import (
 )
 from resume_adapters.core.dataloader.worker_rng import WorkerCollate, WorkerInit
 from resume_adapters.core.observed.loaders import LoaderAttributes, content_of, rows_at_start
+from resume_adapters.core.observed.walk import is_loader_iterator
 from resume_adapters.core.patching import replaced
 from resume_adapters.core.state import rng
 from resume_adapters.core.state.rng import GeneratorState
@@ -83,9 +84,20 @@ def track(
                 "in_order=False lets workers overtake each other, so the order of the batches cannot be repeated: "
                 "leave it at True"
             )
+        _require_own_passes(loader)
         tracked = TrackedLoader(loader)
     tracked.attach(generators, on_skip, show_skipping)
     return tracked
+
+
+def _require_own_passes(loader: Any) -> None:
+    for name, value in vars(loader).items():
+        if name != "_iterator" and is_loader_iterator(value):  # seam: torch 2.13
+            raise UnsupportedSetting(
+                f"{type(loader).__name__} takes the batches of all passes from one iterator, its attribute {name}, which "
+                "had begun before the run: where it is nobody can save. Use a DataLoader(persistent_workers=True) "
+                "instead: its workers outlive a pass, too"
+            )
 
 
 def _ignore() -> None:
