@@ -364,6 +364,41 @@ def test_a_generator_of_the_training_and_of_an_evaluation_is_restored_before_the
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
 
 
+class Evaluating(Trainer):
+    """Draws the order of its evaluations from a generator, of one loader or of one for each evaluation."""
+
+    is_made_once = True
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        if not self.is_made_once or not hasattr(self, "own"):
+            order = torch.Generator().manual_seed(5)
+            self.own: Any = torch.utils.data.DataLoader(self.eval_dataset, 3, shuffle=True, generator=order)  # type: ignore[arg-type]
+        return self.own if self.is_made_once else self.__dict__.pop("own")
+
+
+@pytest.mark.parametrize("is_made_once", [pytest.param(True), pytest.param(False, marks=pytest.mark.thorough)])
+def test_evaluations_go_on_in_their_order(is_made_once: bool, tmp_path: Path) -> None:
+    def make(directory: Path) -> Trainer:
+        torch.manual_seed(3)
+        options = {"max_steps": 12, "eval_strategy": "steps", "eval_steps": 4, "save_steps": 2}
+        made = Evaluating(
+            Line(),
+            arguments(directory, **options),
+            train_dataset=samples(),
+            eval_dataset=samples(8),
+            callbacks=[ResumeCallback()],
+        )
+        made.is_made_once = is_made_once
+        return made
+
+    undisturbed = make(tmp_path / "a")
+    undisturbed.train()
+    resumed = interrupted(make, tmp_path / "b", 7)
+    assert untimed(resumed.state.log_history) == untimed(undisturbed.state.log_history)
+    found = {row["eval_loss"] for row in resumed.state.log_history if "eval_loss" in row}
+    assert len(found) == 3
+
+
 @pytest.mark.thorough
 def test_evaluation_workers_that_run_already_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     made = trainer(tmp_path, dataloader_num_workers=1, dataloader_persistent_workers=True)

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import functools
+import gc
+import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from resume_adapters.core.checkpoint.manifest import PartEntry, finite_metrics
-from resume_adapters.core.dataloader.evaluated import EvaluatedData, EvaluationLoader, EvaluationWorkers, datasets_of
+from resume_adapters.core.dataloader.evaluated import (
+    EvaluatedData,
+    EvaluationLoader,
+    EvaluationWorkers,
+    datasets_of,
+    order_parts,
+)
 from resume_adapters.core.observed.loaders import content_of
 from resume_adapters.core.session.loaders import missing_lines
 from resume_adapters.core.session.session import Session
+from resume_adapters.core.state.untouched import is_a
 
 
 class EvaluationInterrupted(Exception):
@@ -49,8 +58,16 @@ class InterruptibleEvaluation:
         found = native()
         torch_loader = getattr(found, "base_dataloader", found)
         self._watch(name, getattr(torch_loader, "dataset", None))
+        if self._is_kept(found, torch_loader):
+            self.data.watch(f"{name!r}", torch_loader, functools.partial(order_parts, torch_loader), self._trained())
         self.workers.watch(name, torch_loader)
         return found
+
+    def _is_kept(self, *loaders: Any) -> bool:
+        """Return whether one of these, each within the one before, is read again: the trainer makes one each time."""
+        holders = [each for each in gc.get_referrers(*loaders) if not is_a(each, types.FrameType)]
+        known = [loaders, self._trainer.accelerator._dataloaders, *loaders, *map(vars, loaders)]  # seam: accelerate
+        return any(all(holder is not each for each in known) for holder in holders)
 
     def begin(self) -> None:
         """Restore the data of the trainer's evaluations: the training may draw from what these draw from."""
@@ -59,10 +76,12 @@ class InterruptibleEvaluation:
             self._watch(name, dataset)
 
     def _watch(self, name: str, dataset: Any) -> None:
-        held = self._trainer.train_dataset
-        trained = [held, *datasets_of(held), self._trainer.data_collator]
         parts = functools.partial(content_of, dataset, None)
-        self.data.watch(f"the evaluation loader {name!r}", dataset, parts, trained)
+        self.data.watch(f"the evaluation loader {name!r}", dataset, parts, self._trained())
+
+    def _trained(self) -> list[Any]:
+        held = self._trainer.train_dataset
+        return [held, *datasets_of(held), self._trainer.data_collator]
 
     def running_workers(self) -> list[EvaluationLoader]:
         """Return the evaluation loaders whose persistent workers a resume must restore."""

@@ -16,7 +16,7 @@ from resume_adapters.core.dataloader.sampler import length_of
 from resume_adapters.core.dataloader.tracked import TrackedLoader, track
 from resume_adapters.core.log import logger
 from resume_adapters.core.observed.code import generators_of
-from resume_adapters.core.observed.loaders import LoaderAttributes, are_kept, content_of
+from resume_adapters.core.observed.loaders import LoaderAttributes, are_kept, begins_itself, content_of
 from resume_adapters.core.state import rng
 from resume_adapters.core.state.records import FRESH, Record
 
@@ -170,7 +170,7 @@ class EvaluationLoaders:
         Args:
             trained: what the training reads with, too, which is captured there.
         """
-        self.data.watch(name, loader, functools.partial(_parts, loader), trained)
+        self.data.watch(name, loader, functools.partial(parts_of, loader), trained)
         self.workers.watch(name, loader)
 
     def forget(self, name: str) -> None:
@@ -179,10 +179,16 @@ class EvaluationLoaders:
         self.workers.forget(name)
 
 
-def _parts(loader: Any) -> dict[str, Any]:
+def parts_of(loader: Any) -> dict[str, Any]:
     """Return what a loader is read with, by name."""
-    found = content_of(getattr(loader, "dataset", None), getattr(loader, "collate_fn", None))
-    found |= {each: getattr(loader, each, None) for each in ("sampler", "batch_sampler")}
+    content = content_of(getattr(loader, "dataset", None), getattr(loader, "collate_fn", None))
+    return {**content, **order_parts(loader)}
+
+
+def order_parts(loader: Any) -> dict[str, Any]:
+    """Return what the order follows from in which a loader reads its dataset, by name."""
+    found = {each: getattr(loader, each, None) for each in ("sampler", "batch_sampler")}
+    found |= {type(loader).__name__: loader} if begins_itself(loader) else {}
     return {**found, "loader": {"generator": getattr(loader, "generator", None)}}
 
 

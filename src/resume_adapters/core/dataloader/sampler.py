@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any, NamedTuple
 
-from resume_adapters.core.observed.loaders import ROW_OF_SAMPLER, LoaderAttributes, require_changes
+from resume_adapters.core.observed.loaders import ROW_OF_SAMPLER, LoaderAttributes, begins_itself, require_changes
 from resume_adapters.core.state import encoding, rng
 
 
@@ -335,18 +335,10 @@ def _name(sampler: Any) -> str:
 
 
 def order_of(loader: Any) -> LoaderAttributes:
-    """Return what a loader's order follows from: its samplers, and a loader that begins its passes in its own way.
-
-    Workers that outlive a pass know such a loader as it was at their start; it is not looked at then.
-    """
-    from torch.utils.data import DataLoader
-
-    begins = type(loader).__iter__ is not DataLoader.__iter__ and not loader.persistent_workers
-    empty: Any = ()
-    of_torch = {f"loader.{name}": "torch's own" for name in (*vars(DataLoader(empty)), "resume_tracked")}
-    roots = {**samplers_of(loader), **({"loader": loader} if begins else {})}
+    """Return what a loader's order follows from: its samplers, and a loader that begins its passes in its own way."""
+    roots = {**samplers_of(loader), **({"loader": loader} if begins_itself(loader) else {})}
     without = [loader.dataset]  # a sampler may hold the dataset
-    return LoaderAttributes(roots, without=without, ignored=of_torch, longest_row=ROW_OF_SAMPLER)
+    return LoaderAttributes(roots, without=without, longest_row=ROW_OF_SAMPLER)
 
 
 def _own_generators(loader: Any) -> dict[str, Any]:

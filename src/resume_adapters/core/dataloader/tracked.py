@@ -94,9 +94,9 @@ def _require_own_passes(loader: Any) -> None:
     for name, value in vars(loader).items():
         if name != "_iterator" and is_loader_iterator(value):  # seam: torch 2.13
             raise UnsupportedSetting(
-                f"{type(loader).__name__} takes the batches of all passes from one iterator, its attribute {name}, which "
-                "had begun before the run: where it is nobody can save. Use a DataLoader(persistent_workers=True) "
-                "instead: its workers outlive a pass, too"
+                f"{type(loader).__name__} takes the batches of all passes from one iterator, its attribute {name}, "
+                "which had begun before the run: where it is nobody can save. Use a "
+                "DataLoader(persistent_workers=True) instead: its workers outlive a pass, too"
             )
 
 

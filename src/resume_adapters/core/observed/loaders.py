@@ -64,7 +64,6 @@ class LoaderAttributes:
     Args:
         roots: the objects, by the name under which a user knows them.
         without: objects that hang on these and are not looked at.
-        ignored: paths that are not looked at, each with the reason.
         longest_row: numbers in a row that is captured, at most.
 
     Attributes:
@@ -78,11 +77,10 @@ class LoaderAttributes:
         roots: Mapping[str, Any],
         *,
         without: Iterable[Any] = (),
-        ignored: Mapping[str, str] | None = None,
         longest_row: int = ROW_OF_CONTENT,
     ) -> None:
         self.roots = roots
-        self._subjects = _subjects(roots, longest_row, captured=without, ignored=ignored or {})
+        self._subjects = _subjects(roots, longest_row, captured=without)
         self._start = self._walk()
         self.changing: dict[Path, tuple[LeafKind, str, bool]] = {}
         self._fresh: dict[Path, list[Any]] = {}
@@ -258,6 +256,27 @@ def content_of(dataset: Any, collate: Any) -> dict[str, Any]:
     return {**held, "script": generators} if generators else held
 
 
+def begins_itself(loader: Any) -> bool:
+    """Return whether a loader begins its passes in its own way, and what it holds may say how.
+
+    Workers that outlive a pass know it as it was at their start.
+    """
+    from torch.utils.data import DataLoader
+
+    if not is_a(loader, DataLoader):
+        return has_attributes(loader)
+    return type(loader).__iter__ is not DataLoader.__iter__ and not loader.persistent_workers
+
+
+def _of_torch(roots: Mapping[str, Any]) -> dict[str, str]:
+    """Return what torch and this package hold on the loaders among some objects."""
+    from torch.utils.data import DataLoader
+
+    loaders = [name for name, root in roots.items() if is_a(root, DataLoader)]
+    own = (*vars(DataLoader(())), "resume_tracked", "resume_made") if loaders else ()  # type: ignore[arg-type]
+    return {f"{name}.{each}": "torch's own" for name in loaders for each in own}
+
+
 def are_kept(loader: Any) -> bool:
     """Return whether a loader's workers outlive its passes and are running."""
     return attributes(loader).get("_iterator") is not None  # seam: torch 2.13, DataLoader
@@ -265,6 +284,7 @@ def are_kept(loader: Any) -> bool:
 
 def _subjects(roots: Mapping[str, Any], longest_row: int, **options: Any) -> Subjects:
     return Subjects(
+        ignored=_of_torch(roots),
         roots={name: root for name, root in roots.items() if not type(root).__module__.startswith(_ELSEWHERE)},
         foreign=_ELSEWHERE,
         enters_data=True,
