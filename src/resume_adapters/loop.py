@@ -37,6 +37,7 @@ from resume_adapters.core.choices import OnSaveError, Stage, Verify
 from resume_adapters.core.loop.framework import Resumed
 from resume_adapters.core.loop.loop import ResumableLoop
 from resume_adapters.core.loop.plain import PlainFramework, TrainedObjects
+from resume_adapters.core.loop.tensors import are_saved
 from resume_adapters.core.ranks import current_world_size
 from resume_adapters.core.saving.cadence import SaveEvery
 from resume_adapters.core.session.framework import FrameworkFacts
@@ -113,7 +114,7 @@ def _trained(named: Mapping[str, Any]) -> TrainedObjects:
     models = {
         name: each for name, each in modules.items() if any(id(tensor) in stepped for tensor in each.parameters())
     }
-    if not models:
+    if not models and not are_saved(optimizers.values()):
         raise UnsupportedSetting(
             "register_for_resume() was given no optimizer of torch, or no model that one of them trains: pass them by "
             "name, with whatever else must be saved:\n\n"

@@ -162,3 +162,30 @@ def test_loaders_made_in_each_epoch_do_not_pile_up(tmp_path: Path) -> None:
             script.train(batch)
             run.step()
         assert [each.made_in_loop for each in run._passes.states(rng.capture())] == [True]
+
+
+class Posed(Script):
+    """Its optimizer also trains a plain tensor."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.pose = torch.zeros(2, requires_grad=True)
+        self.optimizer = torch.optim.AdamW([*self.model.parameters(), self.pose], lr=0.1)
+        self.prepare()
+
+    def train(self, batch: Any) -> None:
+        super().train([batch[0] + self.pose])
+
+
+def test_a_tensor_that_is_trained_beside_the_model_goes_on(tmp_path: Path) -> None:
+    whole = Posed(tmp_path / "whole")
+    with whole.register() as run:
+        train(whole, run)
+    killed = Posed(tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt), killed.register() as run:
+        train(killed, run, 3)
+        raise KeyboardInterrupt
+    again = Posed(tmp_path / "run")
+    with again.register() as run:
+        train(again, run)
+    assert again.losses == whole.losses[2:] and torch.equal(again.pose, whole.pose)

@@ -17,7 +17,7 @@ BUDGETS = {
     "core": 460,
     "core/checkpoint": 1_900,
     "core/dataloader": 1_560,
-    "core/loop": 1_825,
+    "core/loop": 1_850,
     "core/observed": 1_840,
     "core/recovery": 1_480,
     "core/run": 1_190,

@@ -25,6 +25,7 @@ from resume_adapters.core.loop.framework import LoopFramework, Resumed
 from resume_adapters.core.loop.guard import Trained
 from resume_adapters.core.loop.loader import LoopLoader
 from resume_adapters.core.loop.registered import RegisteredObjects
+from resume_adapters.core.loop.tensors import as_part
 from resume_adapters.core.observed.paths import is_module
 from resume_adapters.core.observed.walk import Subjects
 from resume_adapters.core.patching import replaced, wrap_for_good
@@ -216,7 +217,7 @@ class AccelerateFramework(LoopFramework):
 
     def parts(self) -> dict[str, Stateful]:
         """Return the scaler, and what was given to ``register_for_checkpointing``."""
-        found = self._strategy.parts()
+        found = self._strategy.parts() | as_part(self.trained().optimizers)
         if self.accelerator.scaler is not None:
             found["scaler"] = self.accelerator.scaler
         if self.registered:

@@ -6,5 +6,6 @@ alone, and a framework that only wraps it, has of that). ``metrics.py`` keeps lo
 and best values, ``replicas.py`` saves models that differ between the ranks. ``guard.py`` refuses a loop that trains
 past the run, ``windows.py`` notices a script that counts batches itself, and ``observed.py`` says
 where undeclared state is looked for. ``repeated.py`` undoes what a launch does again, ``registered.py`` names objects
-that have no names, and ``asked.py`` refuses a save that one rank asks for alone.
+that have no names, ``tensors.py`` has what is trained outside of models, and ``asked.py`` refuses a save that one rank
+asks for alone.
 """

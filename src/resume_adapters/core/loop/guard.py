@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from resume_adapters.core.dataloader.instrument import TrackedIterator
+from resume_adapters.core.loop.tensors import are_saved
 from resume_adapters.core.observed.instances import subclasses
 from resume_adapters.core.observed.optimizers import is_within
 from resume_adapters.core.observed.steps import watch_steps
@@ -133,7 +134,7 @@ class LoopGuard:
             )
         if trained.are_partitioned and any(each is optimizer for each in trained.optimizers):
             return ""
-        held = set[int]()
+        held = set(map(id, are_saved(trained.optimizers)))
         for each in (*trained.modules, *saved):
             with contextlib.suppress(Exception):  # what is no module may have anything of that name
                 held |= {id(parameter) for parameter in each.parameters()}

@@ -23,6 +23,7 @@ from resume_adapters.core.loop.framework import LoopFramework
 from resume_adapters.core.loop.guard import Trained
 from resume_adapters.core.loop.loader import LoopLoader
 from resume_adapters.core.loop.replicas import Replicas, reducers
+from resume_adapters.core.loop.tensors import as_part
 from resume_adapters.core.observed.steps import watch_steps_of
 from resume_adapters.core.observed.walk import Subjects
 from resume_adapters.core.patching import wrapped
@@ -163,7 +164,7 @@ class PlainFramework(LoopFramework):
 
     def parts(self) -> dict[str, Stateful]:
         """Return the loss scale, and what differs between the processes."""
-        found = self._replicas.parts()
+        found = self._replicas.parts() | as_part(self._optimizers)
         if self._objects.scaler is not None:
             found["scaler"] = self._objects.scaler
         if self._has_own_buffers:

@@ -13,9 +13,12 @@ from resume_adapters.errors import StateMismatch, UnsupportedSetting
 REGISTERED = "registered"
 """The part of what a script registers without a name."""
 
+TENSORS = "trained_tensors"
+"""The part of tensors that are trained and of no module."""
+
 RESERVED = (
     *("architecture", "buffers", "callbacks", "constant_tensors", "held_buffers", "live_weights", "manifest"),
-    *("metrics", "observed_tensors", REGISTERED, "scaler", "trackers"),
+    *("metrics", "observed_tensors", REGISTERED, "scaler", "trackers", TENSORS),
 )
 """Names of this package's own parts; a user's parts cannot have them, under any framework."""
 
