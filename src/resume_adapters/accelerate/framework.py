@@ -217,7 +217,8 @@ class AccelerateFramework(LoopFramework):
 
     def parts(self) -> dict[str, Stateful]:
         """Return the scaler, and what was given to ``register_for_checkpointing``."""
-        found = self._strategy.parts() | as_part(self.trained().optimizers)
+        trained = self.trained()
+        found = self._strategy.parts() | ({} if trained.are_partitioned else as_part(trained.optimizers))
         if self.accelerator.scaler is not None:
             found["scaler"] = self.accelerator.scaler
         if self.registered:

@@ -268,7 +268,7 @@ def test_an_optimizer_within_another_is_saved_where_its_state_is(tmp_path: Path,
 
 
 def test_partitions_of_the_weights_belong_to_what_partitions_them() -> None:
-    flat = torch.optim.Adam([torch.zeros(3, requires_grad=True)])
+    flat = torch.optim.Adam([torch.nn.Parameter(torch.zeros(3))])
     for are_partitioned in (True, False):
         trained = Trained([flat], [torch.nn.Linear(1, 3)], are_partitioned=are_partitioned)
         guard = LoopGuard(lambda trained=trained: trained, "plain", {}, bool)  # type: ignore[misc]
