@@ -53,18 +53,22 @@ class InterruptibleEvaluation:
 
     # ---- Loaders
 
-    def loader(self, name: str, native: Callable[[], Any]) -> Any:
-        """Return an evaluation loader; where its workers outlive a pass, tracked, and restored if they were running."""
+    def loader(self, name: str, native: Callable[[], Any], *, is_own: bool) -> Any:
+        """Return an evaluation loader; where its workers outlive a pass, tracked, and restored if they were running.
+
+        Args:
+            is_own: a subclass makes it, and may keep it; the trainer makes one for each evaluation.
+        """
         found = native()
         torch_loader = getattr(found, "base_dataloader", found)
         self._watch(name, getattr(torch_loader, "dataset", None))
-        if self._is_kept(found, torch_loader):
+        if is_own and self._is_kept(found, torch_loader):
             self.data.watch(f"{name!r}", torch_loader, functools.partial(order_parts, torch_loader), self._trained())
         self.workers.watch(name, torch_loader)
         return found
 
     def _is_kept(self, *loaders: Any) -> bool:
-        """Return whether one of these, each within the one before, is read again: the trainer makes one each time."""
+        """Return whether something refers to one of these, each within the one before, so that it is read again."""
         holders = [each for each in gc.get_referrers(*loaders) if not is_a(each, types.FrameType)]
         known = [loaders, self._trainer.accelerator._dataloaders, *loaders, *map(vars, loaders)]  # seam: accelerate
         return any(all(holder is not each for each in known) for holder in holders)

@@ -41,7 +41,8 @@ class TrainerSeams:
 
     def get_eval_dataloader(self, native: Callable[..., Any], eval_dataset: Any = None) -> Any:
         name = eval_dataset if isinstance(eval_dataset, str) else "eval"
-        return self.session.evaluation.loader(name, lambda: native(eval_dataset))
+        is_own = is_replaced("get_eval_dataloader", native)
+        return self.session.evaluation.loader(name, lambda: native(eval_dataset), is_own=is_own)
 
     def _load_from_checkpoint(  # seam: transformers 4.57 to 5.23
         self, native: Callable[..., None], checkpoint: str, *args: Any, **kwargs: Any
