@@ -324,6 +324,60 @@ def test_workers_that_are_started_again_leave_the_dataset_of_the_process_as_it_i
     tracked.loader._iterator = None
 
 
+class Told(Dataset[Any]):
+    """Is told the epoch, which workers that are kept do not hear."""
+
+    def __init__(self, epoch: int = 0) -> None:
+        self.tell(epoch)
+
+    def tell(self, epoch: int) -> None:
+        self.epoch, self.sizes = epoch, [epoch, 2 * epoch]
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> list[float]:
+        return [index + 100 * self.epoch, sum(self.sizes) + torch.rand(()).item()]
+
+
+@pytest.mark.parametrize("is_told_first", [True, False])
+@pytest.mark.parametrize("kill", [3, 6, 8, 12, 15])
+def test_kept_workers_have_what_they_began_with(
+    kill: int, is_told_first: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whether a launch tells the dataset before its loader is known to the run, or after."""
+
+    def launched(done: int, until: int, position: LoaderPosition | None) -> tuple[list[Any], LoaderPosition, Told]:
+        torch.manual_seed(1)
+        data, found = Told(done // 6 if is_told_first else 0), []
+        tracked = track(DataLoader(data, BATCH, shuffle=True, num_workers=2, persistent_workers=True))
+        if position is not None:
+            tracked.restore(position)
+            if tracked.at_end:
+                tracked.restore_now()
+        while done < until:
+            data.tell(done // 6)
+            for batch in tracked.loader:
+                found.append(batch)
+                done += 1
+                if done == until and done % 6:
+                    break
+        at_end = done % 6 == 0
+        position = tracked.position_between() if at_end else tracked.position(done % 6)
+        tracked.loader._iterator = None
+        return found, LoaderPosition.from_tree(position.to_tree(), SOURCE), data
+
+    caplog.set_level(logging.INFO)
+    expected, *_ = launched(0, 18, None)
+    early, position, _ = launched(0, kill, None)
+    middle, position, _ = launched(kill, 17, position)
+    late, _, data = launched(17, 18, position)
+    found = [*early, *middle, *late]
+    assert "go on with what they were started with: dataset.epoch 0 (now 2), dataset.sizes [0, 0] (now" in caplog.text
+    assert len(found) == 18 and data.epoch == 2
+    assert all(map(torch.equal, itertools.chain(*found), itertools.chain(*expected)))
+
+
 class Opening:
     """Opens a file when it is first read, and says so in an attribute."""
 

@@ -306,7 +306,7 @@ class FetchLog:
             if fetch.number < start and fetch.worker is not None:
                 pool[fetch.worker] = fetch.worker_state
         return replace(
-            self._position(self.workers.spawn, pool, process),
+            self._position(self._spawn(), pool, process),
             ended=ended,
             consumed=consumed,
             start=start,
@@ -325,7 +325,31 @@ class FetchLog:
             process: the current random state of the process, as a tree.
         """
         workers = self.workers
-        return self._position(workers.spawn if workers.are_kept else None, workers.between_passes(), process)
+        return self._position(self._spawn() if workers.are_kept else None, workers.between_passes(), process)
+
+    def _spawn(self) -> dict[str, Any] | None:
+        """Return what workers started with; those that are kept do not see what the process changes on its dataset."""
+        if self.workers.spawn is None or not self.workers.are_kept:
+            return self.workers.spawn
+        kept = self._content.kept()
+        others = [each for each in self.workers.spawn.get("content", []) if each[:2] not in [one[:2] for one in kept]]
+        return {**self.workers.spawn, **({"content": [*others, *kept]} if kept else {})}
+
+    def start_workers(self) -> None:
+        """Restore what the workers that start now begin with, on the dataset of which they get copies."""
+        assert self.workers.spawn is not None
+        self._random_state.restore(self.workers.spawn)
+        content = self.workers.spawn.get("content", [])
+        if self.workers.are_kept:
+            self._content.restore_kept(content)
+            self._content.keep()
+        else:
+            self._content.restore(content)
+
+    def keep(self) -> None:
+        """Copy what the workers that start now have, if they outlive the pass."""
+        if self.workers.are_kept:
+            self._content.keep()
 
     def _position(
         self, spawn: dict[str, Any] | None, pool: dict[int, Any], process: Mapping[str, Any]
@@ -368,8 +392,12 @@ class FetchLog:
 
     def content(self) -> list[Any]:
         """Return what has changed on the dataset and the collate function by now, where a pass begins."""
-        self._attributes["content"].look()
-        return self._attributes["content"].capture()
+        self.look()
+        return self._content.capture()
+
+    def look(self) -> None:
+        """Find what has changed on the dataset and the collate function, where a pass begins."""
+        self._content.look()
 
     def restore_content(self, saved: list[Any]) -> None:
         """Restore what :meth:`content` returned."""

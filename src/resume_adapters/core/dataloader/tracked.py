@@ -557,8 +557,11 @@ class TrackedLoader:
         if self._is_as_made:
             return self._begin_as_made(make)
         workers = self._log.workers
-        if not workers.are_running:
+        if workers.are_running:
+            self._log.look()
+        else:
             workers.restore(self._spawn_state(), {})
+            self._log.keep()
         workers.begin_pass()
         return make()
 
@@ -619,9 +622,7 @@ class TrackedLoader:
         """Make the loader's own iterator with the random state with which its workers were started, and theirs."""
         workers = self._log.workers
         workers.begin_pass()
-        assert workers.spawn is not None
-        self._random_state.restore(workers.spawn)
-        self._log.restore_content(workers.spawn.get("content", []))
+        self._log.start_workers()
         with contextlib.ExitStack() as stack:
             for holder, sampler in self._made.samplers if self._made and self._is_as_made else ():
                 stack.enter_context(replaced(holder, "sampler", sampler))

@@ -35,6 +35,9 @@ _DEPTH = 5
 _VALUES = 1_000
 """Values in one attribute that is captured, at most; numbers of an array count each. More are a cache."""
 
+_FEW = 100
+"""Values in one attribute that is copied when workers start, at most."""
+
 ROW_OF_SAMPLER, ROW_OF_CONTENT = 4_000_000, 100_000
 """Numbers in a row that is captured, at most: a sampler's is captured a few times in a pass, and one that the dataset
 itself follows at each fetch."""
@@ -85,6 +88,7 @@ class LoaderAttributes:
         self.changing: dict[Path, tuple[LeafKind, str, bool]] = {}
         self._fresh: dict[Path, list[Any]] = {}
         self._missing: dict[Path, str] = {}
+        self._kept: dict[Path, Any] = {}
         self._looks = {"fetch": _LOOKS, "position": _LOOKS}
 
     def _walk(self) -> walk.Census:
@@ -170,6 +174,39 @@ class LoaderAttributes:
             steps = [list(step) for step in path.steps]
             found.append([path.root, steps, kind.value, before, type_name(live), value, in_place])
         return found
+
+    def keep(self) -> None:
+        """Copy the small values of now: some may turn out to change later, and workers that start now have these."""
+        self._kept, left = {}, _OBJECTS
+        for path, leaf in self._walk().leaves.items():
+            live = self._live(path) if leaf.kind is LeafKind.DATA else ABSENT
+            if live is not ABSENT and _count(live) <= min(_FEW, left):
+                self._kept[path] = copy.deepcopy(live)
+                left -= _count(live)
+
+    def kept(self) -> list[Any]:
+        """Return what :meth:`keep` has copied, as :meth:`capture` does: numbers, and what is known to change by now."""
+        found = []
+        for path, value in self._kept.items():
+            if type(value) in (bool, int, float) or is_row(value, _FEW) or path in self.changing:
+                kind = type_name(value)
+                content = leaves.capture(value, LeafKind.DATA)
+                found.append([path.root, [list(step) for step in path.steps], LeafKind.DATA.value, kind, kind, content])
+        return found
+
+    def restore_kept(self, kept: list[Any]) -> None:
+        """Restore those of :meth:`kept` that are others now, or known to change, and say which the launch has set."""
+        entries, others = [], []
+        for entry in kept:
+            path, value = paths.path_of(*entry[:2]), entry[5]
+            live = self._live(path)
+            if path not in self.changing and walk.fingerprint(live) == walk.fingerprint(value):
+                continue
+            entries.append(entry)
+            others += [] if path in self.changing else [f"{path} {value!r} (now {live!r})"]
+        self.restore(entries)
+        if others:
+            logger.info("Workers that outlive a pass go on with what they were started with: %s.", ", ".join(others))
 
     def places(self) -> set[Any]:
         """Return where what is known to change is: alike for others that it is shared with."""
