@@ -216,7 +216,7 @@ class AccelerateFramework(LoopFramework):
         return files.owner(file)
 
     def parts(self) -> dict[str, Stateful]:
-        """Return the scaler, and what was given to ``register_for_checkpointing``."""
+        """Return the scaler, what was given to ``register_for_checkpointing``, and tensors outside of models."""
         trained = self.trained()
         found = self._strategy.parts() | ({} if trained.are_partitioned else as_part(trained.optimizers))
         if self.accelerator.scaler is not None:

@@ -70,7 +70,8 @@ class InterruptibleEvaluation:
     def _is_kept(self, *loaders: Any) -> bool:
         """Return whether something refers to one of these, each within the one before, so that it is read again."""
         holders = [each for each in gc.get_referrers(*loaders) if not is_a(each, types.FrameType)]
-        known = [loaders, self._trainer.accelerator._dataloaders, *loaders, *map(vars, loaders)]  # seam: accelerate
+        prepared = self._trainer.accelerator._dataloaders  # seam: accelerate 1.15
+        known = [loaders, prepared, *loaders, *map(vars, loaders)]
         return any(all(holder is not each for each in known) for holder in holders)
 
     def begin(self) -> None:

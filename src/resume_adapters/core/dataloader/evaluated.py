@@ -170,7 +170,7 @@ class EvaluationLoaders:
         Args:
             trained: what the training reads with, too, which is captured there.
         """
-        self.data.watch(name, loader, functools.partial(parts_of, loader), trained)
+        self.data.watch(name, loader, functools.partial(_parts, loader), trained)
         self.workers.watch(name, loader)
 
     def forget(self, name: str) -> None:
@@ -179,7 +179,7 @@ class EvaluationLoaders:
         self.workers.forget(name)
 
 
-def parts_of(loader: Any) -> dict[str, Any]:
+def _parts(loader: Any) -> dict[str, Any]:
     """Return what a loader is read with, by name."""
     content = content_of(getattr(loader, "dataset", None), getattr(loader, "collate_fn", None))
     return {**content, **order_parts(loader)}

@@ -332,19 +332,17 @@ class FetchLog:
         if self.workers.spawn is None or not self.workers.are_kept:
             return self.workers.spawn
         kept = self._content.kept()
-        others = [each for each in self.workers.spawn.get("content", []) if each[:2] not in [one[:2] for one in kept]]
+        places = [each[:2] for each in kept]
+        others = [each for each in self.workers.spawn.get("content", []) if each[:2] not in places]
         return {**self.workers.spawn, **({"content": [*others, *kept]} if kept else {})}
 
     def start_workers(self) -> None:
         """Restore what the workers that start now begin with, on the dataset of which they get copies."""
         assert self.workers.spawn is not None
         self._random_state.restore(self.workers.spawn)
-        content = self.workers.spawn.get("content", [])
-        if self.workers.are_kept:
-            self._content.restore_kept(content)
-            self._content.keep()
-        else:
-            self._content.restore(content)
+        restore = self._content.restore_kept if self.workers.are_kept else self._content.restore
+        restore(self.workers.spawn.get("content", []))
+        self.keep()
 
     def keep(self) -> None:
         """Copy what the workers that start now have, if they outlive the pass."""

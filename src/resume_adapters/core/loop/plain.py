@@ -163,7 +163,7 @@ class PlainFramework(LoopFramework):
         return read_settings(self._arguments, self._optimizers, self._objects.schedules.values(), self._models)
 
     def parts(self) -> dict[str, Stateful]:
-        """Return the loss scale, and what differs between the processes."""
+        """Return the loss scale, what differs between the processes, and tensors outside of models."""
         found = self._replicas.parts() | as_part(self._optimizers)
         if self._objects.scaler is not None:
             found["scaler"] = self._objects.scaler

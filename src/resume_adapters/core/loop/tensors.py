@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from resume_adapters.core.ranks import current_world_size
@@ -16,19 +16,21 @@ def are_saved(optimizers: Iterable[Any]) -> list[Any]:
     """
     import torch
 
+    if current_world_size() > 1:
+        return []
     found = {id(each): each for each in parameters_of(*filter(is_optimizer, optimizers)) if type(each) is torch.Tensor}
-    return list(found.values()) if current_world_size() == 1 else []
+    return list(found.values())
 
 
 class TrainedTensors:
     """Such tensors as a part, in the order of their optimizers.
 
     Args:
-        optimizers: those that train them.
+        tensors: those.
     """
 
-    def __init__(self, optimizers: Iterable[Any]) -> None:
-        self._tensors = are_saved(optimizers)
+    def __init__(self, tensors: Sequence[Any]) -> None:
+        self._tensors = tensors
 
     def state_dict(self) -> dict[str, Any]:
         """Return them, by number."""
@@ -42,5 +44,5 @@ class TrainedTensors:
 
 def as_part(optimizers: Iterable[Any]) -> dict[str, Stateful]:
     """Return the part that has the plain tensors of these, if there are any."""
-    part = TrainedTensors(optimizers)
-    return {TENSORS: part} if part.state_dict() else {}
+    tensors = are_saved(optimizers)
+    return {TENSORS: TrainedTensors(tensors)} if tensors else {}

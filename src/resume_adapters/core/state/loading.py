@@ -61,7 +61,8 @@ def _saves_as_it_is(optimizer: Any) -> bool:
     """Return whether the ``state_dict()`` of an optimizer has its state, and not what it makes of it."""
     from torch.optim.optimizer import Optimizer
 
-    hooks = (optimizer._optimizer_state_dict_post_hooks, optimizer._optimizer_load_state_dict_pre_hooks)  # seam: torch
+    # seam: torch 2.6-2.13
+    hooks = (optimizer._optimizer_state_dict_post_hooks, optimizer._optimizer_load_state_dict_pre_hooks)
     return type(optimizer).state_dict is Optimizer.state_dict and not any(hooks)
 
 
