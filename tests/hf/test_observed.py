@@ -57,7 +57,8 @@ def test_it_is_named_and_a_plain_trainer_holds_nothing(bench: contract.Bench, tm
 
 
 def test_each_entry_that_is_passed_over_would_be_reported(bench: contract.Bench, tmp_path: Path) -> None:
-    bench.run(tmp_path, {"looks_at_all": True, "args": {"max_steps": 12}}).require_success()
+    config = {"looks_at_all": True, "args": {"max_steps": 12, "eval_strategy": "steps", "eval_steps": 4}}
+    bench.run(tmp_path, config).require_success()
     entries = set(observed.IGNORED)
     if not hasattr(Trainer, "_has_mixed_mesh_grads"):  # an older one clips no gradients of several meshes
         entries.remove("trainer._mixed_mesh_grads")

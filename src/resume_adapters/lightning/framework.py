@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -323,15 +322,14 @@ class LightningFramework(Framework):
     def subjects(self) -> Subjects:
         """Return the module, its callbacks and the datamodule, without what Lightning saves."""
         buffers = self._trainer.lightning_module.buffers() if self._ranks > 1 else ()
-        found = observed.subjects(self._trainer, buffers)
-        return dataclasses.replace(found, unnamed=missing_lines(self.validation_data.missing))
+        return observed.subjects(self._trainer, buffers)
 
     def settings(self) -> LaunchSettings:
         """Return the trainer's flags, the hyperparameters, and what optimizers and schedules were made with."""
         return observed.of_trainer(self._trainer, None if self.engine is None else self.engine.arguments())
 
     def describe(self) -> Sequence[PartEntry]:
-        """Return an entry for each part that Lightning saves."""
+        """Return an entry for each part that Lightning saves, and for what changes as validations read their data."""
         notes = {
             "model": "state_dict",
             "optimizer": "optimizer_states",
@@ -341,7 +339,8 @@ class LightningFramework(Framework):
         }
         if getattr(self._trainer.precision_plugin, "scaler", None) is None:
             del notes["scaler"]
-        return [PartEntry(name, "framework", note) for name, note in notes.items()]
+        found = [PartEntry(name, "framework", note) for name, note in notes.items()]
+        return found + [PartEntry("data", "missing", each) for each in missing_lines(self.validation_data.missing)]
 
     # ---- Loading
 

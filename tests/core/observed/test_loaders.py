@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import enum
 import itertools
 import logging
 import random
@@ -79,12 +80,18 @@ class Curriculum(Dataset[Any]):
         self.difficulty = 0.0
         self.history: list[float] = []
         self.transform = Transform()
+        self.phase = Phase.FIRST
 
     def __len__(self) -> int:
         return SAMPLES
 
     def __getitem__(self, index: int) -> list[float]:
-        return [index + self.difficulty + sum(self.history), self.transform()]
+        return [index + self.difficulty + sum(self.history) + self.phase.value / 8, self.transform()]
+
+
+class Phase(enum.Enum):
+    FIRST = 1
+    LATER = 2
 
 
 class Transform:
@@ -271,6 +278,7 @@ def launch(case: str, position: LoaderPosition | None, ahead: int, kill_at: int)
         if isinstance(data, Curriculum):
             data.difficulty += 0.5
             data.history.append(done / 10)
+            data.phase = Phase.LATER
         if isinstance(data, Ordered):
             np.random.shuffle(data.order)
     made._iterator = None

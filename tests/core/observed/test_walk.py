@@ -7,6 +7,7 @@ import copy
 import datetime
 import decimal
 import enum
+import functools
 import itertools
 import logging
 import random
@@ -14,7 +15,7 @@ import signal
 import threading
 import time
 from collections import Counter, OrderedDict, defaultdict, deque
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -199,7 +200,7 @@ def test_what_is_not_data_is_named_with_what_holds_it_and_not_with_what_is_below
         "trainer.history": LeafKind.OPAQUE,
         "trainer.pair[0]": LeafKind.OPAQUE,
         "trainer.iterator": LeafKind.OPAQUE,
-        "trainer.colour": LeafKind.OPAQUE,
+        "trainer.colour": LeafKind.INSTANCE,
         "trainer.none": LeafKind.DATA,
         "trainer.made": LeafKind.OPAQUE,
         "trainer.full": LeafKind.OPAQUE,
@@ -344,16 +345,112 @@ def test_objects_that_wrap_each_other_are_on_one_level_and_others_within_them_th
     assert set(found) == {f"{of_world}.steps", f"{of_world}.inner.n", "trainer.agent.worlds[0].inner.steps"}
 
 
+class Pair(NamedTuple):
+    one: int
+    other: Any
+
+
+INSTANCES = [
+    (Colour.RED, Colour.BLUE),
+    (Pair(1, "a"), Pair(2, [0.5])),
+    (Pair(1, torch.zeros(2)), Pair(2, torch.ones(3))),
+    (torch.Size([1]), torch.Size([2, 3])),
+]
+
+
+@pytest.mark.parametrize("hold", [lambda value: value, lambda value: [value], lambda value: {"a": value}])
+@pytest.mark.parametrize(("first", "later"), INSTANCES, ids=repr)
+def test_a_member_of_an_enumeration_and_a_named_tuple_are_made_by_the_class_that_is_there(
+    first: Any, later: Any, hold: Any
+) -> None:
+    def change(it: Any) -> None:
+        it.value = hold(later)
+
+    found = changes(Thing(value=hold(first)), change)
+    assert {each for each in found.values() if each is not LeafKind.OPAQUE} == {LeafKind.INSTANCE}
+    (where,) = (at for at, kind in found.items() if kind is LeafKind.INSTANCE)
+    key = {"trainer.value[0]": [("[]", 0)], "trainer.value['a']": [("[]", "a")]}.get(where, [])
+    document, tensors = encoding.encode(leaves.capture(later, LeafKind.INSTANCE))
+    trainer = Thing(value=hold(first))
+    at = path("trainer", (".", "value"), *key)
+    restore({"trainer": trainer}, at, encoding.decode(document, tensors), LeafKind.INSTANCE, in_place=False)
+    live = paths.get({"trainer": trainer}, at)
+    assert type(live) is type(later) and repr(live) == repr(later)
+
+
+def test_a_shape_is_made_where_none_was_and_no_class_of_the_script() -> None:
+    at = path("a", (".", "v"))
+    shape, colour = (take({"a": Thing(v=value)}).leaves[at] for value in (torch.Size([2]), Colour.RED))
+    assert walk.is_captured(shape, "NoneType") and not walk.is_captured(colour, "NoneType")
+    assert walk.is_captured(colour, "Colour") and not walk.is_captured(colour, "Shade")
+    empty = Thing(v=None)
+    restore({"a": empty}, at, (2, 3), LeafKind.INSTANCE, in_place=False, type_then="Size")
+    assert empty.v == torch.Size([2, 3]) and type(empty.v) is torch.Size
+
+
+def adding(number: int) -> Any:
+    return lambda value: value + number
+
+
+CODE = {
+    "a function": (adding, test_a_shape_is_made_where_none_was_and_no_class_of_the_script),
+    "one of a library": (torch.nn.functional.relu, torch.nn.functional.gelu),
+    "one of C": (len, max),
+    "a closure": (adding(1), adding(2)),
+    "a default": (lambda value, by=1: value, lambda value, by=2: value),
+    "a part": (functools.partial(pow, 2), functools.partial(pow, 3)),
+    "a named part": (functools.partial(int, base=2), functools.partial(int, base=8)),
+    "a method": (INSTANCES[0][0].__hash__, INSTANCES[0][1].__hash__),
+    "another method": (Average().state_dict, Average().load_state_dict),
+    "a class": (Thing, Slotted),
+    "a module": (torch.nn.ReLU(), torch.nn.GELU()),
+}
+
+
+@pytest.mark.parametrize(("first", "later"), CODE.values(), ids=CODE)
+def test_code_that_training_has_chosen_is_named(first: Any, later: Any) -> None:
+    def change(it: Any) -> None:
+        it.value, it.late, it.made = later, later, later
+
+    found = changes(Thing(value=first, late=None), change)
+    assert found["trainer.value"] is LeafKind.CODE
+    assert LeafKind.CODE not in [found.get("trainer.late"), found.get("trainer.made")], "as it would be after a resume"
+
+
+def test_the_same_code_is_not_named() -> None:
+    average = Average()
+    made = [
+        *(lambda: adding(1), lambda: functools.partial(int, base=2), lambda: average.state_dict, torch.nn.ReLU),
+        lambda: Colour.RED,
+    ]
+    trainer = Thing(**{f"a{index}": each() for index, each in enumerate(made)})
+
+    def change(it: Any) -> None:
+        vars(it).update({f"a{index}": each() for index, each in enumerate(made)})
+
+    assert changes(trainer, change) == {}
+
+
+def test_a_module_that_becomes_one_of_another_class_is_not_named() -> None:
+    model = torch.nn.Sequential(torch.nn.LazyLinear(2), torch.nn.Linear(2, 2))
+
+    def change(it: Any) -> None:
+        it(torch.zeros(1, 3))
+        torch.nn.utils.parametrizations.weight_norm(it[1])
+
+    assert LeafKind.CODE not in changes(model, change, captured=[model]).values()
+
+
 def test_machinery_code_and_what_others_capture_is_passed_over() -> None:
     held = torch.zeros(2)
     captured = Thing(n=0)
     trainer = Thing(
-        lock=threading.Lock(), log=logging.getLogger("x"), function=len, kind=Thing, module=random, captured=captured,
+        lock=threading.Lock(), log=logging.getLogger("x"), module=random, captured=captured,
         listed=[held], given=1, anywhere=Thing(noise=1), foreign=None, _warned_columns=set(),
     )  # fmt: skip
 
     def change(it: Any) -> None:
-        it.lock, it.log, it.function, it.kind, it.module = threading.Lock(), logging.getLogger("y"), max, Slotted, enum
+        it.lock, it.log, it.module = threading.Lock(), logging.getLogger("y"), enum
         it.captured.n = it.given = it.anywhere.noise = 5
         it.foreign = np.random.RandomState(0)
         it._warned_columns.add("text")

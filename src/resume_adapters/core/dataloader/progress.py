@@ -397,6 +397,11 @@ class FetchLog:
         """Find what has changed on the dataset and the collate function, where a pass begins."""
         self._content.look()
 
+    def look_at_all(self) -> None:
+        """Find what has changed on the samplers, too, before a save."""
+        for each in self._attributes.values():
+            each.look()
+
     def restore_content(self, saved: list[Any]) -> None:
         """Restore what :meth:`content` returned."""
         self._attributes["content"].restore(saved)

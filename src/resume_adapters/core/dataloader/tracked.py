@@ -206,6 +206,10 @@ class TrackedLoader:
         """Whether this pass has ended."""
         return self._log.exhausted
 
+    def look(self) -> None:
+        """Find what has changed on samplers, dataset or collate function, before a save."""
+        self._log.look_at_all()
+
     @property
     def missing(self) -> dict[str, str]:
         """What changes on samplers, dataset or collate function and is not captured: paths, with names of types."""

@@ -6,7 +6,6 @@ Each of these is copied before it is gone through: a thread of the script may ad
 
 from __future__ import annotations
 
-import contextlib
 import dis
 import functools
 from collections.abc import Iterable, Iterator
@@ -18,7 +17,7 @@ from resume_adapters.core.observed.paths import is_module, submodules, tensors_o
 from resume_adapters.core.observed.script import is_code_of_script, is_of_script
 from resume_adapters.core.observed.walk import CONTAINERS
 from resume_adapters.core.state.rng import is_generator
-from resume_adapters.core.state.untouched import attributes, is_a
+from resume_adapters.core.state.untouched import attributes, cells, is_a
 
 KEEPING = (FunctionType, type)
 """What may keep something from one call to the next."""
@@ -70,16 +69,6 @@ def kept_by(code: Any) -> dict[str, Any]:
     defaults = code.__defaults__ or ()
     given = code.__code__.co_varnames[code.__code__.co_argcount - len(defaults) :]
     return {**dict(zip(given, defaults, strict=False)), **(code.__kwdefaults__ or {}), **cells(code)}
-
-
-def cells(code: Any) -> dict[str, Any]:
-    """Return the variables of outer functions that a function uses; none for a class."""
-    found = {}
-    if is_a(code, FunctionType):
-        for name, cell in zip(code.__code__.co_freevars, code.__closure__ or (), strict=True):
-            with contextlib.suppress(ValueError):  # it has no value yet
-                found[name] = cell.cell_contents
-    return found
 
 
 def named(code: Any) -> dict[str, Any]:

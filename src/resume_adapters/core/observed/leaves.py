@@ -12,20 +12,24 @@ from resume_adapters.core.state import encoding
 from resume_adapters.core.state.fingerprint import value_digest
 from resume_adapters.core.state.rng import GeneratorState, generator_of, is_generator
 from resume_adapters.core.state.stateful import fill
-from resume_adapters.core.state.untouched import ABSENT, attributes, is_a, slots
+from resume_adapters.core.state.untouched import ABSENT, attributes, has_attributes, is_a, items, slots
 from resume_adapters.errors import NotSerialisable
 
 
 class LeafKind(enum.Enum):
     """How a leaf is captured: as data, through its ``state_dict()``, in place in its module, or not at all.
 
-    A module is captured by its tensors, where it is there before the first step of each launch.
+    An instance is a member of an enumeration or a named tuple, captured as data and made by the class of what is there.
+    A module is captured by its tensors, where it is there before the first step of each launch. Code is a function, a
+    class, or a module for its class: which of them a training has chosen is named, where it is another than at first.
     """
 
     DATA = "data"
+    INSTANCE = "instance"
     STATEFUL = "stateful"
     TENSOR = "tensor"
     MODULE = "module"
+    CODE = "code"
     OPAQUE = "opaque"
 
 
@@ -35,8 +39,9 @@ def capture(value: Any, kind: LeafKind) -> Any:
     Raises:
         NotSerialisable: it is not data.
     """
+    read: Any = {LeafKind.STATEFUL: state_of, LeafKind.INSTANCE: data_of_instance}.get(kind, lambda data: data)
     try:
-        return encoding.exact(state_of(value) if kind is LeafKind.STATEFUL else value)
+        return encoding.exact(read(value))
     except (RuntimeError, ValueError) as error:  # a tensor that is not initialised yet
         raise NotSerialisable(f"a {type_name(value)} cannot be read: {error}") from error
 
@@ -53,8 +58,38 @@ def state_of(value: Any) -> Any:
         raise NotSerialisable(f"the state_dict() of a {type_name(value)} failed: {error}") from error
 
 
+def is_instance(value: Any) -> bool:
+    """Return whether a value is told by its class and by data: a member of an enumeration, a named tuple, a shape."""
+    import torch
+
+    if is_a(value, enum.Enum):
+        return attributes(value).get("_name_") in type(value).__members__
+    kind: Any = type(value)
+    return is_a(value, tuple) and not has_attributes(value) and (kind is torch.Size or hasattr(kind, "_fields"))
+
+
+def data_of_instance(value: Any) -> Any:
+    """Return the data of a value of which :func:`is_instance` is true: a name, or a tuple.
+
+    Raises:
+        NotSerialisable: it is not true.
+    """
+    if not is_instance(value):
+        raise NotSerialisable(f"a {type_name(value)} is neither a member of an enumeration nor a named tuple")
+    return attributes(value)["_name_"] if is_a(value, enum.Enum) else tuple(items(value))
+
+
+def _instance(kind: Any, data: Any) -> Any:
+    """Return an instance of a class that is there."""
+    import torch
+
+    if issubclass(kind, enum.Enum):
+        return kind.__members__[data]
+    return torch.Size(data) if kind is torch.Size else tuple.__new__(kind, data)
+
+
 def can_be_made(type_then: str, saved: Any, kind: LeafKind) -> bool:
-    """Return whether :func:`restore` makes what was captured where it is not there yet: a buffer, a random generator.
+    """Return whether :func:`restore` makes what was captured where it is not there yet: a buffer, a generator, a shape.
 
     Args:
         type_then: the name of the type that it had.
@@ -63,6 +98,8 @@ def can_be_made(type_then: str, saved: Any, kind: LeafKind) -> bool:
     """
     if kind is LeafKind.TENSOR:
         return type_then == "Tensor"
+    if kind is LeafKind.INSTANCE:
+        return type_then == "Size"
     return kind is LeafKind.STATEFUL and generator_of(type_then, saved) is not None
 
 
@@ -79,9 +116,14 @@ def restore(
         stays: where memory begins that others need, by :func:`memory_of`; that of what is restored is added.
         type_then: the name of the type that it had, where what is there now may be of another.
     """
+    import torch
+
     live = get(roots, path)
     if kind is LeafKind.STATEFUL and type_then != type_name(live):
         _assign(get(roots, path.owner), path.steps[-1], generator_of(type_then, saved))
+    elif kind is LeafKind.INSTANCE:
+        made = _instance(torch.Size if type_then == "Size" else type(live), saved)
+        _assign(get(roots, path.owner), path.steps[-1], made)
     elif kind is LeafKind.STATEFUL:
         (GeneratorState(live) if is_generator(live) else live).load_state_dict(saved)
     elif live is ABSENT and kind is LeafKind.TENSOR:  # a buffer that the first forward makes, where it finds none
@@ -135,14 +177,14 @@ class _Filling:
         if isinstance(saved, dict):
             return self._dict(live, saved)
         if isinstance(saved, list | tuple | deque):
-            items = [self.filled(live[at] if at < len(live) else ABSENT, each) for at, each in enumerate(saved)]
+            made = [self.filled(live[at] if at < len(live) else ABSENT, each) for at, each in enumerate(saved)]
             if isinstance(saved, list):
-                live[:] = items
+                live[:] = made
             elif isinstance(saved, tuple) or live.maxlen != saved.maxlen:
-                return tuple(items) if isinstance(saved, tuple) else deque(items, saved.maxlen)
+                return tuple(made) if isinstance(saved, tuple) else deque(made, saved.maxlen)
             else:
                 live.clear()
-                live.extend(items)
+                live.extend(made)
             return live
         if isinstance(saved, set):
             live.clear()

@@ -55,7 +55,7 @@ _ELSEWHERE = (
 """Libraries whose objects follow from what the loop tells them at each pass, or hold no state that shapes a batch."""
 
 
-_PLAIN = (LeafKind.DATA, LeafKind.TENSOR)
+_PLAIN = (LeafKind.DATA, LeafKind.INSTANCE, LeafKind.TENSOR)
 
 WITH_CHANGES = 2
 """Length of a worker's state with what has changed on its dataset; the random state alone is longer."""
@@ -109,9 +109,10 @@ class LoaderAttributes:
         for path, leaf in changed.items():
             # Of an object that has opened a file or a pool, an attribute may say so: it belongs to this launch.
             is_plain = leaf.kind in _PLAIN and path.owner not in opened and self._is_kept(self._live(path))
-            if is_plain or leaf.kind is LeafKind.STATEFUL:
-                before = self._start.leaves.get(path)
-                self.changing[path] = (leaf.kind, before.type if before else type_name(ABSENT), leaf.keeps(before))
+            before = self._start.leaves.get(path)
+            kind = before.type if before else type_name(ABSENT)
+            if (is_plain and walk.is_captured(leaf, kind)) or leaf.kind is LeafKind.STATEFUL:
+                self.changing[path] = (leaf.kind, kind, leaf.keeps(before))
             else:
                 self._missing[path] = leaf.type
 
@@ -229,7 +230,7 @@ class LoaderAttributes:
             live, kind, in_place = self._live(path), LeafKind(name), filled == [True]
             content = unpacked(value) if is_packed(value) else copy.deepcopy(value)
             owner = paths.get(roots, path.owner)
-            is_there = kind is not LeafKind.STATEFUL or type_name(live) == kept
+            is_there = kind in (LeafKind.DATA, LeafKind.TENSOR) or type_name(live) == kept
             fits = type_name(live) in (before, kept) and (is_there or can_be_made(kept, content, kind))
             if owner is ABSENT or not fits:
                 logger.warning("Not restored: %s (it is %s now).", path, type_name(live))

@@ -25,7 +25,7 @@ from resume_adapters.core.state.untouched import attributes, has_attributes, is_
 _CALLS, _ANY = "between calls of ", 0
 """How the scopes begin of what code of the script gives new values, and the identity of what may be replaced."""
 
-_CONTENT = (LeafKind.DATA, LeafKind.STATEFUL, LeafKind.TENSOR)
+_CONTENT = (LeafKind.DATA, LeafKind.INSTANCE, LeafKind.STATEFUL, LeafKind.TENSOR, LeafKind.CODE)
 
 
 class ScriptVariables:

@@ -17,12 +17,30 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from resume_adapters.core.observed.leaves import LeafKind, is_array, is_row, row_digest, state_of
+from resume_adapters.core.observed.leaves import (
+    LeafKind,
+    can_be_made,
+    data_of_instance,
+    is_array,
+    is_instance,
+    is_row,
+    row_digest,
+    state_of,
+)
 from resume_adapters.core.observed.paths import Path, Step, get, inside, is_module, submodules, tensors_of, type_name
 from resume_adapters.core.state import encoding
 from resume_adapters.core.state.fingerprint import value_digest
 from resume_adapters.core.state.rng import is_generator
-from resume_adapters.core.state.untouched import attributes, container, has_attributes, in_slots, is_a, items, size
+from resume_adapters.core.state.untouched import (
+    attributes,
+    cells,
+    container,
+    has_attributes,
+    in_slots,
+    is_a,
+    items,
+    size,
+)
 from resume_adapters.errors import NotSerialisable
 
 DEPTH = 3
@@ -133,9 +151,11 @@ class Census:
                 continue
             if any(path.is_below(each) for each in opaque):
                 continue
+            if leaf.kind is LeafKind.CODE and not _is_other_code(before, leaf):
+                continue
             if leaf.kind is LeafKind.MODULE and before is not None and before.kind is LeafKind.MODULE:
                 continue  # replaced: its tensors are compared
-            if leaf.kind in (LeafKind.OPAQUE, LeafKind.MODULE):
+            if leaf.kind in (LeafKind.OPAQUE, LeafKind.MODULE, LeafKind.CODE):
                 opaque.append(path)
             found[path] = leaf
         return found
@@ -191,6 +211,17 @@ def trained(subjects: Subjects, walked: Census) -> dict[Path, Leaf]:
     return {path: leaf for path, leaf in tensors.items() if id(get(subjects.roots, path)) in updated}
 
 
+def is_captured(leaf: Leaf, before: str) -> bool:
+    """Return whether what has changed can be captured and restored.
+
+    Args:
+        before: the name of the type that was there at the start of the launch.
+    """
+    if leaf.kind is LeafKind.INSTANCE:  # its class is that of what each launch begins with
+        return leaf.type == before or can_be_made(leaf.type, None, leaf.kind)
+    return leaf.kind in (LeafKind.DATA, LeafKind.STATEFUL, LeafKind.TENSOR)
+
+
 def made(before: Census, start: Census) -> set[Path]:
     """Return the paths of tensors, and of data with tensors, that came between two censuses: maybe copies of weights.
 
@@ -242,6 +273,8 @@ class _Walk:
 
     def _visit(self, path: Path, value: Any, owner: Any, depth: int) -> None:
         self._left -= 1
+        if is_a(value, *CODE, functools.partial) and not self._is_ignored(path):
+            self._add(path, LeafKind.CODE, value, _code(value))
         if self._is_passed_over(value) or self._is_ignored(path):
             return
         kind = container(value)
@@ -264,6 +297,9 @@ class _Walk:
             if id(value) not in self._stateful:
                 self._stateful.add(id(value))
                 self._add_stateful(path, value)
+        elif is_instance(value) and (arrays := self._arrays_of_data(data_of_instance(value))) is not None:
+            kept = LeafKind.OPAQUE if is_a(owner, tuple) else LeafKind.INSTANCE
+            self._add(path, kept, value, fingerprint(data_of_instance(value)), arrays)
         elif kind in (dict, list, tuple):
             self._add(path, LeafKind.OPAQUE, value, size(value))
             self._enter(path, value, depth)
@@ -280,7 +316,7 @@ class _Walk:
         return len(path.steps) <= DEPTH and str(path) in ignored
 
     def _is_passed_over(self, value: Any) -> bool:
-        if type(value) in PLAIN or value is None:
+        if type(value) in PLAIN or value is None or is_a(value, enum.Enum):  # a member is shared by all who hold it
             return False
         if id(value) in self._captured or is_a(value, *CODE):
             return True
@@ -299,6 +335,8 @@ class _Walk:
         held = (each for _, part in submodules(value) for each in tensors_of(part).values())
         if any(id(each) not in self._known for each in held):
             self._add(path, LeafKind.MODULE, value, None)
+        else:
+            self._add(path, LeafKind.CODE, value, _Class(id(value), type(value)))
 
     def _add_stateful(self, path: Path, value: Any) -> None:
         try:
@@ -427,6 +465,38 @@ def _wraps(owner: Any, value: Any) -> bool:
     """Return whether an object holds one of its kind, as a wrapper of an environment does: they may nest deeply."""
     shared = {*type(owner).__mro__} & {*type(value).__mro__}
     return any(each.__module__ not in _OF_ALL for each in shared)
+
+
+def _is_other_code(before: Leaf | None, leaf: Leaf) -> bool:
+    """Return whether other code was there: what is made when it is first needed is so again after a resume."""
+    return before is not None and before.kind is LeafKind.CODE and before.fingerprint != leaf.fingerprint
+
+
+@dataclass(frozen=True, eq=False)
+class _Class:
+    """What differs where a module has been replaced by one of another class, and not where its own has become another.
+
+    A lazy module has another class from its first batch on, one with a parametrization from its registration.
+    """
+
+    identity: int
+    kind: type
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Class) and (self.identity == other.identity or self.kind is other.kind)
+
+
+def _code(value: Any) -> Any:
+    """Return what differs for two functions, methods or classes that do not do the same."""
+    if is_a(value, functools.partial):
+        given = [*enumerate(value.args), *value.keywords.items()]
+        return (_code(value.func), [(name, each if type(each) in PLAIN else type_name(each)) for name, each in given])
+    if is_a(value, types.FunctionType):
+        held = [*cells(value).values(), *(value.__defaults__ or ())]
+        return (value.__code__, [each for each in held if type(each) in PLAIN])
+    if is_a(value, types.MethodType, types.BuiltinFunctionType):
+        return (value.__qualname__, id(value.__self__))
+    return value if is_a(value, type) else type_name(value)
 
 
 def _opaque_digest(value: Any) -> Any:

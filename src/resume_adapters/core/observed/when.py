@@ -56,6 +56,11 @@ _MADE_LATE = (
     "was made after the first step had begun: a resume makes it again, from what is there then. Make it before the "
     "first step, or register it with {}(...)"
 )
+_CHOSEN = (
+    "is another than at the start, and is code: after a resume it is what the launch sets. Choose it by the step or "
+    "the epoch, in each launch"
+)
+_WHY = {LeafKind.MODULE: _MADE_LATE, LeafKind.CODE: _CHOSEN}
 """Why a value is not restored, and what to do."""
 
 
@@ -124,7 +129,6 @@ class ObservedState:
         self._looks = 0
         self._observed: dict[Path, ObservedLeaf] = {}
         self._missing: dict[Path, Entry] = {}
-        self._said: set[Entry] = set()
         self._saved: list[ObservedLeaf] = []
         self._tensors: dict[str, Any] = {}
         self._held: list[ObservedLeaf] | None = None
@@ -243,7 +247,7 @@ class ObservedState:
         was_lazy = kind is LeafKind.TENSOR and hasattr(type(live), "materialize")
         if was_lazy:  # before the first batch of a module, which then is of another class
             live.materialize(value.shape, dtype=value.dtype)
-        must_be_there = kind in (LeafKind.STATEFUL, LeafKind.TENSOR) and not can_be_made(leaf.type, value, kind)
+        must_be_there = kind is not LeafKind.DATA and not can_be_made(leaf.type, value, kind)
         expected = [leaf.type] if must_be_there else [leaf.before, leaf.type]
         if owner is ABSENT or (type_name(owner) != leaf.owner and not was_lazy):
             return f"expected a {leaf.owner} that holds it, found {_described(owner)}"
@@ -312,11 +316,11 @@ class ObservedState:
                     former = leaf.type if each in self._start.leaves else type_name(ABSENT)
                     self._observed.setdefault(each, _found(each, leaf.kind, former, in_place=True))
                 continue
-            if leaf.kind in (LeafKind.MODULE, LeafKind.OPAQUE):
-                self._name(path, leaf.type, _MADE_LATE if leaf.kind is LeafKind.MODULE else _NOT_DATA)
+            before = self._start.leaves.get(path)
+            kind = before.type if before else type_name(ABSENT)
+            if not walk.is_captured(leaf, kind):
+                self._name(path, leaf.type, _WHY.get(leaf.kind, _NOT_DATA))
             else:
-                before = self._start.leaves.get(path)
-                kind = before.type if before else type_name(ABSENT)
                 self._observed[path] = _found(path, leaf.kind, kind, in_place=leaf.keeps(before))
 
     def _find_gradients(self) -> None:
@@ -375,12 +379,6 @@ class ObservedState:
             shown[f"{named} of {Path(path.root, path.steps[:steps])}" if named else str(path)] = None
         captured = [Entry("observed", "core", first_of([*shown], _SHOWN))] if shown else []
         return [*captured, *self._missing.values()]
-
-    def new_entries(self) -> list[Entry]:
-        """Return the entries that were not returned by an earlier call."""
-        found = [entry for entry in self.describe() if entry not in self._said]
-        self._said.update(found)
-        return found
 
 
 def _found(path: Path, kind: LeafKind, before: str, *, in_place: bool) -> ObservedLeaf:

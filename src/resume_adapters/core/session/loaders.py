@@ -92,6 +92,11 @@ class LoaderRestorer:
         """Return the :attr:`~TrackedLoader.places` of the other loaders that have begun a pass in this launch."""
         return set().union(*(each.places for each in self._tracked if each is not tracked and each.passes))
 
+    def look(self) -> None:
+        """Find what has changed on the loaders' datasets and collate functions; before a save."""
+        for loader in self._tracked:
+            loader.look()
+
     def missing(self) -> list[str]:
         """Return in words what changes on the loaders' samplers, datasets and collate functions and is not captured."""
         return [line for loader in self._tracked for line in missing_lines(loader.missing)]

@@ -114,6 +114,7 @@ class Session:
         self._is_ending = False
         self.has_begun = False
         self.has_saved = False
+        self._said: set[PartEntry] = set()
         self.best = BestCheckpoint(run)
         self.order_digest = OrderDigest()
         self._has_refused = False
@@ -282,7 +283,7 @@ class Session:
             roots=roots,
             captured=[*subjects.captured, *parts.values(), *held],
             unsaved=[*subjects.unsaved, *left_out([*self.framework.modules(), *modules.values()])],
-            unnamed=[*subjects.unnamed, *self.loaders.missing(), *sums],
+            unnamed=[*subjects.unnamed, *sums],
         )
 
     def _declared(self) -> dict[str, Any]:
@@ -408,6 +409,7 @@ class Session:
         """
         self._load_observed()
         self.observed.before_save()
+        self.loaders.look()
         self._variables.compare()
         for note in self.settings.regrouped():
             self.observed.add_missing("optimizer", note)
@@ -498,7 +500,8 @@ class Session:
         if names := self._variables.changed(()):
             part = f"{self.framework.about.registers}(name=object)"
             entries.append(PartEntry("script", "missing", f"{', '.join(names)}: {_CHANGED}: {part}"))
-        entries += [PartEntry("data", "missing", each) for each in self._variables.lost_workers]
+        lost = [*self.loaders.missing(), *self._variables.lost_workers]
+        entries += [PartEntry("data", "missing", each) for each in lost]
         return [*entries, *(PartEntry(*each) for each in self.observed.describe())]
 
     def _manifest_facts(
@@ -585,14 +588,14 @@ class Session:
         )
 
     def log_missing(self, entries: Sequence[PartEntry]) -> None:
-        """Log at the first save of a run what is not captured; later, and in later launches, only what is new."""
-        found = [PartEntry(*each) for each in self.observed.new_entries()]
-        if self.trace is not None and (not self.has_saved or any(each.by == "missing" for each in found)):
-            self.trace.add_missing(found if self.has_saved else entries)
+        """Log what is not captured, each once in a run."""
+        new = [each for each in entries if each.by == "missing" and each not in self._said]
+        if self.trace is not None and (new or not self.has_saved):
+            self.trace.add_missing(new)
+        self._said.update(new)
         if self.run.ranks.rank == 0:
             manifest = self.resumed_manifest
-            known = manifest.parts if manifest else ()
-            log_missing(each for each in (found if self.has_saved else entries) if each not in known)
+            log_missing(each for each in new if manifest is None or each not in manifest.parts)
 
     # ---- Ending
 

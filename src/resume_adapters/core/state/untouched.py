@@ -72,3 +72,13 @@ def size(value: Any) -> int:
 def items(value: Any) -> list[Any]:
     """Return the items of a container; of a dict, its keys."""
     return list(container(value).__iter__(value))
+
+
+def cells(code: Any) -> dict[str, Any]:
+    """Return the variables of outer functions that a function uses; none for a class."""
+    found = {}
+    if is_a(code, types.FunctionType):
+        for name, cell in zip(code.__code__.co_freevars, code.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):  # it has no value yet
+                found[name] = cell.cell_contents
+    return found
