@@ -394,11 +394,7 @@ class FetchLog:
         return self._content.capture()
 
     def look(self) -> None:
-        """Find what has changed on the dataset and the collate function, where a pass begins."""
-        self._content.look()
-
-    def look_at_all(self) -> None:
-        """Find what has changed on the samplers, too, before a save."""
+        """Find what has changed on samplers, dataset and collate function, where a pass begins or before a save."""
         for each in self._attributes.values():
             each.look()
 

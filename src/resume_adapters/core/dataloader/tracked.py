@@ -208,7 +208,7 @@ class TrackedLoader:
 
     def look(self) -> None:
         """Find what has changed on samplers, dataset or collate function, before a save."""
-        self._log.look_at_all()
+        self._log.look()
 
     @property
     def missing(self) -> dict[str, str]:
