@@ -46,6 +46,7 @@ class Model(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layer, self.phase, self.act = torch.nn.Linear(1, 1), Phase.FIRST, torch.nn.ReLU()
+        self.extra: Any = None
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         return self.act(self.layer(rows)).mean() * self.phase.value
@@ -86,6 +87,10 @@ def choose_transform(model: Model, data: Samples) -> None:
     data.transform = doubled
 
 
+def choose_where_none_was(model: Model, data: Samples) -> None:
+    model.extra = torch.nn.functional.gelu
+
+
 def choose_module(model: Model, data: Samples) -> None:
     model.act = torch.nn.GELU()
 
@@ -98,7 +103,11 @@ def test_a_phase_that_is_chosen_late_goes_on(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("change", "named"),
-    [(choose_transform, "data MISSING: dataset.transform, a function"), (choose_module, "model.act, a GELU")],
+    [
+        (choose_transform, "data MISSING: dataset.transform, a function"),
+        (choose_module, "observed MISSING: model.act, a GELU"),
+        (choose_where_none_was, "observed MISSING: model.extra, a builtin_function_or_method"),
+    ],
 )
 def test_code_that_is_chosen_late_is_named_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, change: Any, named: str

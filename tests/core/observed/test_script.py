@@ -45,6 +45,21 @@ for epoch in range(2):
 """,
         ["reference"],
     ),
+    "code that is chosen, and a phase": (
+        """
+import enum
+import torch
+phase = enum.Enum("Phase", "FIRST LATER")
+now, criterion, reduced, module = phase.FIRST, torch.nn.functional.mse_loss, max, torch.nn.Linear(1, 1)
+for epoch in range(2):
+    step()
+    print(now, criterion, module)
+    loss = torch.nn.MSELoss() if reduced is max else torch.nn.L1Loss()
+    if epoch == 0:
+        now, criterion, reduced, module = phase.LATER, torch.nn.L1Loss(), min, torch.nn.Linear(1, 1)
+""",
+        ["now", "criterion", "reduced"],
+    ),
     "a sum that is reset in each epoch": (
         """
 for epoch in range(2):

@@ -62,6 +62,12 @@ NAMED: dict[str, tuple[str, str, list[str]]] = {
         "weigh(); add(); Meter().update()",
         ["`best` (a int)", "`weigh.calls` (a int)", "`count` (a int)", "`Meter.total` (a int)"],
     ),
+    "code that is chosen": (
+        "rate = abs\ndef loss(index):\n    global rate\n    if rate(index) == 1:\n        rate = float\n"
+        "class Settings:\n    pass\nit = Settings()\nit.call, it.more, it.same = max, torch.nn.ReLU(), [torch.relu]",
+        "loss(index); it.call = (max, min)[index > 0]; it.more = (it.more, torch.nn.GELU())[index > 0]",
+        ["`it.call` (of a Settings)", "`it.more` (of a Settings)", "`rate` (a type)"],
+    ),
     "iterators, and what holds one": (
         "def stream():\n    for each in DataLoader([1, 2, 3, 4]):\n        yield each\n"
         "class Trainer:\n    pass\nit = Trainer()\nit.batches, it.own = iter(DataLoader([1, 2, 3, 4])), stream()\n"

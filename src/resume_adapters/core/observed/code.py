@@ -56,7 +56,8 @@ def code_among(values: list[Any]) -> Iterator[Any]:
 def replaced_by(code: Any) -> Iterator[tuple[str, Any]]:
     """Yield the attributes of a function or a class, and what a function gives another value, by name."""
     held = [*vars(code).items()]
-    yield from ((f"{code.__name__}.{name}", each) for name, each in held if not name.startswith("__"))
+    own = [(name, each) for name, each in held if not (name.startswith("__") or is_a(each, *KEEPING))]
+    yield from ((f"{code.__name__}.{name}", each) for name, each in own)
     if is_a(code, FunctionType):
         outside = {**named(code), **cells(code)}
         yield from ((name, outside[name]) for name in _read_and_stored(code.__code__) if name in outside)

@@ -6,6 +6,7 @@ The source of the loop says which they are: names that have a value before it, a
 from __future__ import annotations
 
 import ast
+import enum
 import functools
 import gc
 import itertools
@@ -20,6 +21,8 @@ from pathlib import Path
 from types import CodeType, FrameType, GeneratorType
 from typing import Any
 
+from resume_adapters.core.observed.paths import is_module
+from resume_adapters.core.observed.walk import CODE, is_trained
 from resume_adapters.core.state.untouched import attributes, has_attributes, is_a
 
 PACKAGE = str(Path(__file__).parents[2])
@@ -196,11 +199,11 @@ def handing_on(value: Any, depth: int = _DEEP) -> list[Any]:
 
 
 def _is_data(value: Any) -> bool:
-    """Return whether a value is data, or gives data one after the other that nobody goes on with."""
+    """Return whether a value is data, or code that is chosen, or gives data that nobody goes on with."""
     if is_a(value, Iterator):  # into an object of the script ``variables.py`` looks
         return not handing_on(value) and not (has_attributes(value) and is_code_of_script(type(value)))
-    kinds = (int, float, complex, str, bytes, type(None), list, tuple, dict, set)
-    return is_a(value, *kinds) or hasattr(type(value), "__array__")
+    kinds = (int, float, complex, str, bytes, type(None), list, tuple, dict, set, enum.Enum, *CODE)
+    return is_a(value, *kinds) or hasattr(type(value), "__array__") or (is_module(value) and not is_trained(value))
 
 
 def _receiver(loop: ast.AST, line: int) -> str:

@@ -155,8 +155,10 @@ def _scopes(known: Iterable[Any], loaders: Iterable[Any]) -> dict[str, dict[str,
         found[f"{_CALLS}{id(code)}"] = {f"{within}{name}": each for name, each in replaced_by(code)}
         found[f"kept by {id(code)}"] = _kept(kept_by(code), within, shared)
         found.setdefault(code.__module__, {}).update({} if is_running else _kept(named(code), within))
-    data = {scope: {name: each for name, each in of.items() if not is_a(each, *KEEPING)} for scope, of in found.items()}
-    return {scope: held for scope, held in data.items() if held}
+    for scope, held in found.items():
+        if not scope.startswith(_CALLS):  # whose code is gone through by itself
+            found[scope] = {name: each for name, each in held.items() if not is_a(each, *KEEPING)}
+    return {scope: held for scope, held in found.items() if held}
 
 
 def _kept(held: Mapping[str, Any], within: str, left_out: Collection[str] = ()) -> dict[str, Any]:

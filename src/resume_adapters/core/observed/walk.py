@@ -468,8 +468,9 @@ def _wraps(owner: Any, value: Any) -> bool:
 
 
 def _is_other_code(before: Leaf | None, leaf: Leaf) -> bool:
-    """Return whether other code was there: what is made when it is first needed is so again after a resume."""
-    return before is not None and before.kind is LeafKind.CODE and before.fingerprint != leaf.fingerprint
+    """Return whether other code was there, or none: a module that is made when it is first needed is so once more."""
+    is_chosen = before is not None and before.type == type_name(None) and not is_a(leaf.fingerprint, _Class)
+    return is_chosen or (before is not None and before.kind is LeafKind.CODE and before.fingerprint != leaf.fingerprint)
 
 
 @dataclass(frozen=True, eq=False)
