@@ -79,13 +79,14 @@ def data_of_instance(value: Any) -> Any:
     return attributes(value)["_name_"] if is_a(value, enum.Enum) else tuple(items(value))
 
 
-def _instance(kind: Any, data: Any) -> Any:
-    """Return an instance of a class that is there."""
+def _instance(live: Any, data: Any) -> Any:
+    """Return an instance of the class of what is there; a shape, which can be made, where it is of no such class."""
     import torch
 
-    if issubclass(kind, enum.Enum):
+    kind: Any = type(live)
+    if is_a(live, enum.Enum):
         return kind.__members__[data]
-    return torch.Size(data) if kind is torch.Size else tuple.__new__(kind, data)
+    return tuple.__new__(kind, data) if hasattr(kind, "_fields") else torch.Size(data)
 
 
 def can_be_made(type_then: str, saved: Any, kind: LeafKind) -> bool:
@@ -116,14 +117,11 @@ def restore(
         stays: where memory begins that others need, by :func:`memory_of`; that of what is restored is added.
         type_then: the name of the type that it had, where what is there now may be of another.
     """
-    import torch
-
     live = get(roots, path)
     if kind is LeafKind.STATEFUL and type_then != type_name(live):
         _assign(get(roots, path.owner), path.steps[-1], generator_of(type_then, saved))
     elif kind is LeafKind.INSTANCE:
-        made = _instance(torch.Size if type_then == "Size" else type(live), saved)
-        _assign(get(roots, path.owner), path.steps[-1], made)
+        _assign(get(roots, path.owner), path.steps[-1], _instance(live, saved))
     elif kind is LeafKind.STATEFUL:
         (GeneratorState(live) if is_generator(live) else live).load_state_dict(saved)
     elif live is ABSENT and kind is LeafKind.TENSOR:  # a buffer that the first forward makes, where it finds none

@@ -202,8 +202,10 @@ def _is_data(value: Any) -> bool:
     """Return whether a value is data, or code that is chosen, or gives data that nobody goes on with."""
     if is_a(value, Iterator):  # into an object of the script ``variables.py`` looks
         return not handing_on(value) and not (has_attributes(value) and is_code_of_script(type(value)))
-    kinds = (int, float, complex, str, bytes, type(None), list, tuple, dict, set, enum.Enum, *CODE)
-    return is_a(value, *kinds) or hasattr(type(value), "__array__") or (is_module(value) and not is_trained(value))
+    kinds = (int, float, complex, str, bytes, type(None), list, tuple, dict, set, enum.Enum, functools.partial)
+    return (
+        is_a(value, *kinds, *CODE) or hasattr(type(value), "__array__") or (is_module(value) and not is_trained(value))
+    )
 
 
 def _receiver(loop: ast.AST, line: int) -> str:
