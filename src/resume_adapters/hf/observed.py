@@ -12,7 +12,8 @@ from resume_adapters.core.session.settings import LaunchSettings, read_settings
 from resume_adapters.core.state.stateful import is_stateful, parameters_of
 
 IGNORED = {
-    "*.config": "save_pretrained() writes into the configuration of a model",
+    "*.architectures": "save_pretrained() writes it into the configuration of a model",
+    "model.config.dtype": "likewise",
     "trainer.current_flos": "the trainer adds it to state.total_flos when it saves",
     "trainer.current_gradient_accumulation_steps": "set before each step",
     "trainer._mixed_mesh_grads": "found out at each step",
@@ -29,7 +30,6 @@ FOREIGN = (
     "pyarrow.",
     "tokenizers.",
     "transformers.tokenization",
-    "transformers.training_args",
 )
 """Objects of these modules are not entered: others capture them, or they hold no state of the training."""
 
@@ -45,7 +45,7 @@ def subjects(trainer: Any) -> Subjects:
     }
     captured = [
         *(trainer.model, trainer.model_wrapped, trainer.optimizer, trainer.lr_scheduler, trainer.accelerator),
-        *(trainer.args, trainer.state, trainer.control, trainer.callback_handler, *trainer.callback_handler.callbacks),
+        *(trainer.state, trainer.control, trainer.callback_handler, *trainer.callback_handler.callbacks),
         trainer.eval_dataset,  # what changes on it is captured where it is read
     ]
     # The optimizer is made after the first look.

@@ -278,6 +278,8 @@ class TrainerSession:
     def window(self, batches: int) -> int:
         """Return the micro-batches of the next step: fewer, where samples of it were consumed in other steps."""
         accumulation = self.session.rescale.accumulation
+        if self.trainer.args.gradient_accumulation_steps != self.framework.about.accumulation:
+            return batches  # the training has changed it since this launch began
         begun = self.data.consumed % accumulation
         if begun:
             self.session.begin_step()  # the trainer has no event for the beginning of such a step

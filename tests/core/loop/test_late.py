@@ -46,10 +46,11 @@ class Model(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layer, self.phase, self.act = torch.nn.Linear(1, 1), Phase.FIRST, torch.nn.ReLU()
+        self.dropout = torch.nn.Dropout(0.5)
         self.extra: Any = None
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        return self.act(self.layer(rows)).mean() * self.phase.value
+        return self.act(self.dropout(self.layer(rows) + 1)).mean() * self.phase.value
 
 
 def train(directory: Path, change: Callable[[Model, Samples], None], kill: int) -> list[float]:
@@ -78,6 +79,10 @@ def train(directory: Path, change: Callable[[Model, Samples], None], kill: int) 
     return losses
 
 
+def choose_mode(model: Model, data: Samples) -> None:
+    model.dropout.eval()
+
+
 def choose_phase(model: Model, data: Samples) -> None:
     model.phase = data.phase = Phase.LATER
     data.scale = 3.0
@@ -91,14 +96,24 @@ def choose_where_none_was(model: Model, data: Samples) -> None:
     model.extra = torch.nn.functional.gelu
 
 
+def register_hook(model: Model, data: Samples) -> None:
+    model.layer.register_forward_hook(lambda module, given, result: result * 2)
+
+
+def replace_method(model: Model, data: Samples) -> None:
+    model.forward = lambda rows: model.layer(rows).mean()  # type: ignore[method-assign]
+
+
 def choose_module(model: Model, data: Samples) -> None:
     model.act = torch.nn.GELU()
 
 
-def test_a_phase_that_is_chosen_late_goes_on(tmp_path: Path) -> None:
-    expected = train(tmp_path / "whole", choose_phase, 0)
-    early = train(tmp_path / "killed", choose_phase, 23)
-    assert early + train(tmp_path / "killed", choose_phase, 0) == expected[:23] + expected[22:]
+@pytest.mark.parametrize("change", [choose_phase, choose_mode])
+def test_what_is_chosen_late_goes_on(tmp_path: Path, change: Any) -> None:
+    expected = train(tmp_path / "whole", change, 0)
+    early = train(tmp_path / "killed", change, 23)
+    assert early + train(tmp_path / "killed", change, 0) == expected[:23] + expected[22:]
+    assert expected != train(tmp_path / "never", lambda model, data: None, 0)
 
 
 @pytest.mark.parametrize(
@@ -106,6 +121,8 @@ def test_a_phase_that_is_chosen_late_goes_on(tmp_path: Path) -> None:
     [
         (choose_transform, "data MISSING: dataset.transform, a function"),
         (choose_module, "observed MISSING: model.act, a GELU"),
+        (register_hook, "observed MISSING: model.layer has hooks"),
+        (replace_method, "observed MISSING: model.forward, a function"),
         (choose_where_none_was, "observed MISSING: model.extra, a builtin_function_or_method"),
     ],
 )

@@ -417,6 +417,31 @@ def test_code_that_training_has_chosen_is_named(first: Any, later: Any) -> None:
     assert ("trainer.late" in found) is not isinstance(later, torch.nn.Module), "it is made again after a resume"
 
 
+def test_a_method_that_an_object_has_got_of_its_own_is_named() -> None:
+    def change(it: Any) -> None:
+        it.average.kind = dict
+        it.model.forward = torch.relu
+
+    found = changes(Thing(average=Thing(), model=torch.nn.Linear(1, 1)), change)
+    assert found == {"trainer.model.forward": LeafKind.CODE}
+
+
+def test_a_mode_is_that_of_what_holds_a_module_or_not() -> None:
+    def made() -> Any:
+        model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Dropout(), torch.nn.ReLU().eval()), torch.nn.ReLU())
+        return Thing(model=model)
+
+    def as_in_an_evaluation(it: Any) -> None:
+        for each in it.model.modules():
+            vars(each)["training"] = not each.training
+
+    assert changes(made(), as_in_an_evaluation) == {}
+    assert changes(made(), lambda it: it.model[1].eval()) == {"trainer.model.1.training": LeafKind.DATA}
+    trainer = made()
+    restore({"trainer": trainer}, path("trainer", (".", "model"), ("mode", "0")), False, in_place=False)
+    assert [each.training for each in trainer.model.modules()] == [True, False, False, True, True]
+
+
 def test_the_same_code_is_not_named() -> None:
     average = Average()
     made = [

@@ -7,7 +7,7 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Mapping
 from typing import Any
 
-from resume_adapters.core.observed.paths import Path, Step, get, is_module, type_name
+from resume_adapters.core.observed.paths import Path, Step, get, is_module, submodules, type_name
 from resume_adapters.core.state import encoding
 from resume_adapters.core.state.fingerprint import value_digest
 from resume_adapters.core.state.rng import GeneratorState, generator_of, is_generator
@@ -130,6 +130,9 @@ def restore(
         get(roots, path.owner).register_buffer(path.steps[-1].key, made, persistent=False)
     elif kind is LeafKind.TENSOR:
         fill(live, saved)
+    elif path.steps[-1].kind == "mode":
+        for _, each in submodules(get(roots, path.owner.to(".", path.steps[-1].key))) if live != saved else ():
+            attributes(each)["training"] = not attributes(each)["training"]
     elif path.steps[-1].kind == "requires_grad":
         live = get(roots, path.owner.to("tensor", path.steps[-1].key))
         live.requires_grad_(saved)

@@ -14,7 +14,7 @@ class Step(NamedTuple):
     Attributes:
         kind: ``"."`` for an attribute, ``"[]"`` for an item of a container, ``"tensor"`` for a parameter or buffer of a
             module by its name there, ``"requires_grad"`` for whether that parameter is trained, ``"grad"`` for the
-            gradient of a tensor.
+            gradient of a tensor, ``"mode"`` for whether a module in it is in the same mode of training.
         key: the name, key or index.
     """
 
@@ -58,7 +58,7 @@ def path_of(root: str, steps: Iterable[Sequence[Any]]) -> Path:
 def _shown(step: Step) -> str:
     if step.kind == "[]":
         return f"[{step.key!r}]"
-    return f".{step.key}" + (".requires_grad" if step.kind == "requires_grad" else "")
+    return f".{step.key}" + {"requires_grad": ".requires_grad", "mode": ".training"}.get(step.kind, "")
 
 
 def get(roots: Mapping[str, Any], path: Path) -> Any:
@@ -75,6 +75,9 @@ def _follow(owner: Any, step: Step) -> Any:
         if held is None:
             return ABSENT
         return held if step.kind == "tensor" else bool(held.requires_grad)
+    if step.kind == "mode":
+        child = inside(owner, "_modules").get(step.key) if is_module(owner) else None
+        return ABSENT if child is None else attributes(child).get("training") == attributes(owner).get("training")
     if step.kind == "grad":
         gradient = getattr(owner, "grad", None)
         return ABSENT if gradient is None else gradient

@@ -147,7 +147,8 @@ class Census:
         opaque: list[Path] = []
         for path, leaf in now.leaves.items():  # what holds others comes before them
             before = self.leaves.get(path)
-            if leaf == before or (before is None and path.owner not in self.entered):
+            is_new = before is None and (path.owner not in self.entered or path.steps[-1].kind == "mode")
+            if leaf == before or is_new:
                 continue
             if any(path.is_below(each) for each in opaque):
                 continue
@@ -274,7 +275,8 @@ class _Walk:
     def _visit(self, path: Path, value: Any, owner: Any, depth: int) -> None:
         self._left -= 1
         if is_a(value, *CODE, functools.partial) and not self._is_ignored(path):
-            self._add(path, LeafKind.CODE, value, _code(value))
+            overrides = any(path.steps[-1].key in vars(kind) for kind in type(owner).__mro__)
+            self._add(path, LeafKind.CODE, value, (_code(value), overrides))
         if self._is_passed_over(value) or self._is_ignored(path):
             return
         kind = container(value)
@@ -435,8 +437,11 @@ def _module_content(module: Any) -> Iterator[tuple[Step, Any]]:
     for step, value in () if is_wrapper else _attributes(module):
         if step.key not in _plain_module():
             yield step, value
+    mode = attributes(module).get("training")
     for name, child in inside(module, "_modules").items():
         if child is not None:
+            # As that of what holds it: an evaluation changes both, and leaves one alone that was in another.
+            yield Step("mode", name), attributes(child).get("training") == mode
             yield Step(".", name), child
 
 
@@ -468,9 +473,12 @@ def _wraps(owner: Any, value: Any) -> bool:
 
 
 def _is_other_code(before: Leaf | None, leaf: Leaf) -> bool:
-    """Return whether other code was there, or none: a module that is made when it is first needed is so once more."""
-    is_chosen = before is not None and before.type == type_name(None) and not is_a(leaf.fingerprint, _Class)
-    return is_chosen or (before is not None and before.kind is LeafKind.CODE and before.fingerprint != leaf.fingerprint)
+    """Return whether other code was there, a method, or ``None``; what is made late is so once more."""
+    if before is not None and before.kind is LeafKind.CODE:
+        return bool(before.fingerprint != leaf.fingerprint)
+    if is_a(leaf.fingerprint, _Class):
+        return False
+    return bool(leaf.fingerprint[1]) if before is None else before.type == type_name(None)
 
 
 @dataclass(frozen=True, eq=False)

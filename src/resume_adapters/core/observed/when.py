@@ -23,6 +23,7 @@ from resume_adapters.core.observed.gradients import LeftGradients
 from resume_adapters.core.observed.leaves import LeafKind, can_be_made
 from resume_adapters.core.observed.optimizers import UNSAVED, beside_state, registered, unsaved
 from resume_adapters.core.observed.paths import Path, is_module, submodules, tensors_of, type_name
+from resume_adapters.core.observed.script import is_code_of_script
 from resume_adapters.core.observed.steps import watch_steps
 from resume_adapters.core.observed.walk import Census, Subjects
 from resume_adapters.core.state import encoding
@@ -39,7 +40,12 @@ TENSORS = "observed_tensors"
 _LOOKS = 2
 """Censuses of a launch for which the objects are looked up again; steps of a block that are followed by one."""
 
-_TOGETHER = {"tensor": ("tensors", 1), "requires_grad": ("requires_grad", 1), "grad": ("gradients", 0)}
+_TOGETHER = {
+    "tensor": ("tensors", 1),
+    "requires_grad": ("requires_grad", 1),
+    "mode": ("train() or eval()", 1),
+    "grad": ("gradients", 0),
+}
 """How a user knows what is observed in numbers: its name, and the steps to the object that has it."""
 
 _STEPPED = "optimizer.params"
@@ -59,6 +65,10 @@ _MADE_LATE = (
 _CHOSEN = (
     "is another than at the start, and is code: after a resume it is what the launch sets. Choose it by the step or "
     "the epoch, in each launch"
+)
+_HOOKED = (
+    "{} has hooks that were registered after the first step: after a resume it has those that the launch registers. "
+    "Register them in each launch"
 )
 _WHY = {LeafKind.MODULE: _MADE_LATE, LeafKind.CODE: _CHOSEN}
 """Why a value is not restored, and what to do."""
@@ -307,6 +317,7 @@ class ObservedState:
         for number, reason in enumerate(subjects.unnamed):
             self._missing[Path(f"unnamed {number}", ())] = Entry("observed", "missing", reason)
         now = walk.take(subjects, self._clock)
+        self._name_hooks(now)
         made = {path: now.leaves[path] for path in now.leaves if path in self._made}
         for path, leaf in {**self._start.changed(now), **walk.trained(subjects, now), **made}.items():
             if path in self._observed or path in self._missing or self._start.tells_of_hooks(now, path):
@@ -322,6 +333,14 @@ class ObservedState:
                 self._name(path, leaf.type, _WHY.get(leaf.kind, _NOT_DATA))
             else:
                 self._observed[path] = _found(path, leaf.kind, kind, in_place=leaf.keeps(before))
+
+    def _name_hooks(self, now: Census) -> None:
+        """Name the modules for which the script has registered hooks since the start."""
+        for path, count in now.hooks.items():
+            if count > self._start.hooks.get(path, count):
+                held = [hook for each in walk.hooks(paths.get(self._roots, path)) for hook in dict.values(each)]
+                if any(map(is_code_of_script, held)):
+                    self._missing[path.to("hooks", "")] = Entry("observed", "missing", _HOOKED.format(path))
 
     def _find_gradients(self) -> None:
         """Observe the gradients that are there now, and no longer those of an earlier save."""
