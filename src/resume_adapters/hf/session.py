@@ -278,7 +278,7 @@ class TrainerSession:
     def window(self, batches: int) -> int:
         """Return the micro-batches of the next step: fewer, where samples of it were consumed in other steps."""
         accumulation = self.session.rescale.accumulation
-        if self.trainer.args.gradient_accumulation_steps != self.framework.about.accumulation:
+        if self.trainer.args.gradient_accumulation_steps != accumulation:
             return batches  # the training has changed it since this launch began
         begun = self.data.consumed % accumulation
         if begun:

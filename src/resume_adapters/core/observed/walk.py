@@ -274,10 +274,13 @@ class _Walk:
 
     def _visit(self, path: Path, value: Any, owner: Any, depth: int) -> None:
         self._left -= 1
-        if is_a(value, *CODE, functools.partial) and not self._is_ignored(path):
+        if self._is_ignored(path):
+            return
+        if is_a(value, *CODE, functools.partial):
             overrides = any(path.steps[-1].key in vars(kind) for kind in type(owner).__mro__)
             self._add(path, LeafKind.CODE, value, (_code(value), overrides))
-        if self._is_passed_over(value) or self._is_ignored(path):
+            return
+        if self._is_passed_over(value):
             return
         kind = container(value)
         is_short_row = is_row(value, self._subjects.longest_row)
@@ -299,9 +302,9 @@ class _Walk:
             if id(value) not in self._stateful:
                 self._stateful.add(id(value))
                 self._add_stateful(path, value)
-        elif is_instance(value) and (arrays := self._arrays_of_data(data_of_instance(value))) is not None:
+        elif is_instance(value) and (arrays := self._arrays_of_data(data := data_of_instance(value))) is not None:
             kept = LeafKind.OPAQUE if is_a(owner, tuple) else LeafKind.INSTANCE
-            self._add(path, kept, value, fingerprint(data_of_instance(value)), arrays)
+            self._add(path, kept, value, fingerprint(data), arrays)
         elif kind in (dict, list, tuple):
             self._add(path, LeafKind.OPAQUE, value, size(value))
             self._enter(path, value, depth)
@@ -320,7 +323,7 @@ class _Walk:
     def _is_passed_over(self, value: Any) -> bool:
         if type(value) in PLAIN or value is None or is_a(value, enum.Enum):  # a member is shared by all who hold it
             return False
-        if id(value) in self._captured or is_a(value, *CODE):
+        if id(value) in self._captured:
             return True
         if is_trained(value) if self._subjects.enters_data else _is_data_source(value):
             return True
