@@ -180,6 +180,7 @@ DEFAULTS: dict[str, Any] = {
     "epochs": 3,
     "max_steps": None,
     "accumulate": 2,
+    "accumulate_later": None,
     "by_hand": False,
     "stream": False,
     "augment": False,
@@ -385,6 +386,8 @@ class Job:
         if synced:
             if self.local is not None:
                 self.local.step()
+            if step + 1 == 6 and CONFIG["accumulate_later"]:
+                accelerator.gradient_accumulation_steps = CONFIG["accumulate_later"]
             if self.unknown is not None:
                 self.unknown.step()
             if self.ema:

@@ -15,6 +15,14 @@ def test_a_scheduler_that_nobody_registered_resumes(bench: contract.Bench, refer
     contract.interrupted_equals_uninterrupted(bench, tmp_path, UNREGISTERED, reference(UNREGISTERED), kills)
 
 
+def test_accumulation_that_the_loop_changes_stays_changed(
+    bench: contract.Bench, reference: Any, tmp_path: Path
+) -> None:
+    changes = {"accumulate_later": 3}
+    kills = [{"event": "step_end", "step": 8}, {"event": "step_end", "step": 11}]
+    contract.interrupted_equals_uninterrupted(bench, tmp_path, changes, reference(changes), kills)
+
+
 def test_it_is_named_and_a_plain_loop_holds_nothing(bench: contract.Bench, tmp_path: Path) -> None:
     bench.run(tmp_path / "unregistered", UNREGISTERED).require_success()
     found = contract.parts(tmp_path / "unregistered" / bench.run_directory)

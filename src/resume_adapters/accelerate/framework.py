@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -226,11 +226,13 @@ class AccelerateFramework(LoopFramework):
         return found
 
     def subjects(self) -> Subjects:
-        """Return the models, and schedulers that were not prepared."""
+        """Return the models, schedulers that were not prepared, and how gradients are accumulated."""
         strategy = self._strategy
         optimizers = [getattr(each, "optimizer", each) for each in strategy.optimizers]
         schedulers = [getattr(each, "scheduler", each) for each in strategy.schedulers]
-        return observed.subjects(strategy.models, optimizers, [*schedulers, *optimizers, *self.registered])
+        found = observed.subjects(strategy.models, optimizers, [*schedulers, *optimizers, *self.registered])
+        roots = {**found.roots, "accelerator.gradient_state": self.accelerator.gradient_state.plugin_kwargs}
+        return replace(found, roots=roots)
 
     def rank_state(self) -> AccelerateRankState:
         """Return the counts of the accelerator and of its loaders."""

@@ -100,6 +100,17 @@ def register_hook(model: Model, data: Samples) -> None:
     model.layer.register_forward_hook(lambda module, given, result: result * 2)
 
 
+def register_hook_of_tensor(model: Model, data: Samples) -> None:
+    model.layer.weight.register_hook(lambda gradient: gradient * 2)
+
+
+def register_hook_on_gradient(model: Model, data: Samples) -> None:
+    def double(tensor: torch.Tensor) -> None:
+        tensor.grad = None if tensor.grad is None else tensor.grad * 2
+
+    model.layer.weight.register_post_accumulate_grad_hook(double)
+
+
 def replace_method(model: Model, data: Samples) -> None:
     model.forward = lambda rows: model.layer(rows).mean()  # type: ignore[method-assign]
 
@@ -122,6 +133,8 @@ def test_what_is_chosen_late_goes_on(tmp_path: Path, change: Any) -> None:
         (choose_transform, "data MISSING: dataset.transform, a function"),
         (choose_module, "observed MISSING: model.act, a GELU"),
         (register_hook, "observed MISSING: model.layer has hooks"),
+        (register_hook_of_tensor, "observed MISSING: model.layer has hooks"),
+        (register_hook_on_gradient, "observed MISSING: model.layer has hooks"),
         (replace_method, "observed MISSING: model.forward, a function"),
         (choose_where_none_was, "observed MISSING: model.extra, a builtin_function_or_method"),
     ],

@@ -13,7 +13,7 @@ from types import BuiltinMethodType, CodeType, FunctionType, MethodType, ModuleT
 from typing import Any
 
 from resume_adapters.core.observed import walk
-from resume_adapters.core.observed.paths import is_module, submodules, tensors_of
+from resume_adapters.core.observed.paths import is_module, submodules
 from resume_adapters.core.observed.script import is_code_of_script, is_of_script
 from resume_adapters.core.observed.walk import CONTAINERS
 from resume_adapters.core.state.rng import is_generator
@@ -91,14 +91,8 @@ def generators_of(objects: Iterable[Any]) -> dict[str, Any]:
 
 def hooks_of(value: Any) -> Iterator[Any]:
     """Yield what is called as a module runs, or as a tensor of it gets a gradient; of a method, the object."""
-    import torch
-
     if is_module(value):
-        held = walk.hooks(value)
-        for tensor in tensors_of(value).values():
-            if type(tensor) in (torch.Tensor, torch.nn.Parameter):  # seam: torch 2.6-2.13
-                held += filter(None, (tensor._backward_hooks, tensor._post_accumulate_grad_hooks))
-        found = [hook for each in held for hook in dict.values(each)]
+        found = [hook for each in walk.hooks(value) for hook in dict.values(each)]
         yield from (each.__self__ if is_a(each, MethodType) else each for each in found)
 
 

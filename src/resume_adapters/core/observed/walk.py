@@ -457,9 +457,15 @@ def _plain_module() -> frozenset[str]:
 
 
 def hooks(module: Any) -> list[Any]:
-    """Return the dicts in which a module holds its hooks, and flags of them."""
+    """Return the dicts in which a module and its tensors hold hooks, and flags of them."""
+    import torch
+
     held = [*attributes(module).items()]
-    return [found for name, found in held if name in _plain_module() and "_hooks" in name]
+    found = [each for name, each in held if name in _plain_module() and "_hooks" in name]
+    for tensor in tensors_of(module).values():
+        if type(tensor) in (torch.Tensor, torch.nn.Parameter):  # seam: torch 2.6-2.13
+            found += filter(None, (tensor._backward_hooks, tensor._post_accumulate_grad_hooks))
+    return found
 
 
 def fingerprint(value: Any) -> Any:
