@@ -36,6 +36,7 @@ class Model(PreTrainedModel):
 CHANGES: dict[str, Any] = {
     "max_grad_norm": lambda trainer: setattr(trainer.args, "max_grad_norm", 0.01),
     "gradient_accumulation_steps": lambda trainer: setattr(trainer.args, "gradient_accumulation_steps", 2),
+    "end": lambda trainer: setattr(trainer.state, "max_steps", 17),
     "config": lambda trainer: setattr(trainer.model.config, "scale", 3.0),
 }
 

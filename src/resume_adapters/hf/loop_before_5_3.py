@@ -101,7 +101,7 @@ class LoopEvents:
         """
         if not self.is_native:
             return native(args, state, control)
-        state.max_steps = self.max_steps + self.session.session.rescale.shift  # the loop has set it again
+        state.max_steps = self.session.limit(self.max_steps)  # the loop has set it again
         self.trainer.control = native(args, state, control)
         if self.session.phase is SessionPhase.FINISHED:
             raise NothingToTrain

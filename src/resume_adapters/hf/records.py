@@ -51,7 +51,8 @@ class TrainerRankState(LoaderState, RankState):
         first_slice: what fills up the last batch of a dispatching loader's running pass.
         between_epochs: it was saved after the epoch's end.
         stopping: the trainer had decided to stop training.
-        max_steps: the trainer's ``max_steps``.
+        max_steps: steps after which the training ends, as a callback may have set them.
+        asked_steps: as many as the arguments of the launch made; ``None`` where the version that saved it had none.
         engine: what DeepSpeed does not save; ``None`` without DeepSpeed.
         evaluation: an evaluation that is due; ``None`` where none is.
         evaluation_workers: names of the evaluation loaders whose persistent workers were running.
@@ -68,6 +69,7 @@ class TrainerRankState(LoaderState, RankState):
     between_epochs: bool
     stopping: bool
     max_steps: int
+    asked_steps: int | None = None
     engine: EngineRankState | None
     evaluation: DueEvaluation | None = None  # absent where an evaluation was done again before the first step
     evaluation_workers: list[str]

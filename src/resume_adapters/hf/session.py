@@ -100,6 +100,7 @@ class TrainerSession:
         self._save_due = self._is_due_in_memory = self._saves_to_memory = self._saves_again = False
         self._logged = 0  # rows of the trainer's log that the newest checkpoint has
         self._resumed: TrainerRankState | None = None
+        self._asked_steps: int | None = None
 
     @property
     def run(self) -> ResumableRun:
@@ -174,13 +175,14 @@ class TrainerSession:
         self, context: RestoreContext, state: TrainerRankState, max_steps: int, epochs: int
     ) -> tuple[int, int]:
         live, rescale = self.trainer.state, self.session.rescale
-        at_end = live.global_step >= max_steps + rescale.shift and not self.data.is_rebatched(state)
-        if self.session.is_finished(live.global_step, max_steps + rescale.shift):
+        limit = self.limit(max_steps)
+        at_end = live.global_step >= limit and not self.data.is_rebatched(state)
+        if self.session.is_finished(live.global_step, limit):
             self.phase = SessionPhase.FINISHED
         self.is_over = at_end or (state.stopping and live.global_step < state.max_steps)
         ended = self.is_over or self.phase is SessionPhase.FINISHED
         consumed = self.data.restore(context, state, ended=ended)
-        live.max_steps = max_steps + rescale.shift
+        self._asked_steps, live.max_steps = max_steps + rescale.shift, self.limit(max_steps)
         self.is_over = self.is_over or live.global_step >= live.max_steps
         if self.phase is SessionPhase.FINISHED or (self.is_over and state.between_epochs):
             return epochs, 0
@@ -189,6 +191,15 @@ class TrainerSession:
         self.epoch = state.epoch if next_epoch else state.epoch - 1
         self.data.resume_at(0 if next_epoch else consumed, state.first_slice)
         return self.epoch + 1, self.data.consumed
+
+    def limit(self, max_steps: int) -> int:
+        """Return the steps after which the run ends: those that a callback had set, unless this launch asks for others.
+
+        Args:
+            max_steps: how many the arguments of this launch make.
+        """
+        asked, state = max_steps + self.session.rescale.shift, self._resumed
+        return state.max_steps if state is not None and state.asked_steps == asked else asked
 
     def _name_best(self) -> None:
         """Set where the best checkpoint is now: the run directory may have moved."""
@@ -217,6 +228,8 @@ class TrainerSession:
         self._started = time.monotonic()
         self.evaluation.begin()
         context = self.context
+        if self._asked_steps is None:
+            self._asked_steps = self.trainer.state.max_steps
         if context is not None:
             control.should_training_stop = self.is_over
             self.session.restorer.restore_parts(self.framework.parts())
@@ -420,6 +433,7 @@ class TrainerSession:
             between_epochs=between_epochs,
             stopping=stopping,
             max_steps=trainer.state.max_steps,
+            asked_steps=self._asked_steps,
             engine=None if self.framework.engine is None else self.framework.engine.rank_state(),
             evaluation=due,
             evaluation_workers=self.evaluation.worker_names(),
@@ -495,6 +509,8 @@ class TrainerSession:
         args, live = self.trainer.args, self.trainer.state
         if live.global_step < live.max_steps:
             return "a callback had set control.should_training_stop"
+        if live.max_steps != self._asked_steps:
+            return f"a callback had set state.max_steps={live.max_steps}"
         return f"max_steps={args.max_steps}" if args.max_steps > 0 else f"num_train_epochs={args.num_train_epochs:g}"
 
     def former_result(self) -> Any:
