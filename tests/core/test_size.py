@@ -18,7 +18,7 @@ BUDGETS = {
     "core/checkpoint": 1_900,
     "core/dataloader": 1_580,
     "core/loop": 1_850,
-    "core/observed": 1_980,
+    "core/observed": 1_990,
     "core/recovery": 1_480,
     "core/run": 1_190,
     "core/run_directory": 1_070,

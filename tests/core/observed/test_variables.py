@@ -50,6 +50,16 @@ NAMED: dict[str, tuple[str, str, list[str]]] = {
         "norm.mean = norm.mean + 1",
         ["`norm.mean` (of a Norm)"],
     ),
+    "settings": (
+        "from argparse import Namespace\nfrom collections import UserDict\nfrom types import SimpleNamespace\n"
+        "class Settings(dict):\n    pass\nargs, own = Namespace(rate=1.0, fixed=1), SimpleNamespace(rate=1.0)\n"
+        "words, deep, read = Settings(rate=1.0), UserDict(low=UserDict(rate=1.0)), UserDict(rate=1.0)",
+        "args.rate *= 0.9 * read['rate']; own.rate *= 0.9; words['rate'] *= 0.9; deep['low']['rate'] *= 0.9",
+        [
+            *("`args.rate` (of a Namespace)", "`deep.data` (of a UserDict)", "`own.rate` (of a SimpleNamespace)"),
+            "`words` (a Settings)",
+        ],
+    ),
     "an object that has a state": (
         "scaler = torch.amp.GradScaler('cpu')",
         "scaler.scale(torch.ones(1)); scaler.update(2.0 + index)",
@@ -127,14 +137,16 @@ NAMED: dict[str, tuple[str, str, list[str]]] = {
         [],
     ),
     "nothing of a library's object": (
-        "import argparse\nclass Reader:\n    pass\nreader = Reader()\nreader.settings = argparse.Namespace(read=[0])",
-        "reader.settings.read[0] += 1",
+        "from string import Formatter\nclass Reader:\n    pass\nreader = Reader()\nreader.words = Formatter()\n"
+        "reader.words.read = [0]",
+        "reader.words.read[0] += 1",
         [],
     ),
     "what a library's object fills, as a replay buffer": (
-        "import argparse\nbuffer = argparse.Namespace(rows=np.zeros(4), times=np.zeros(4), seen=0)",
+        "from string import Formatter\nbuffer = Formatter()\n"
+        "buffer.rows, buffer.times, buffer.seen = np.zeros(4), np.zeros(4), 0",
         "buffer.rows[index] = 1; buffer.times = buffer.times + 1; buffer.seen += 1",
-        ["`buffer.rows` (of a Namespace)"],
+        ["`buffer.rows` (of a Formatter)"],
     ),
     "a world of a library, within its wrappers": (
         "import argparse\nkind = type('Env', (argparse.Namespace,), dict(__module__='argparse', step=0, reset=0))\n"

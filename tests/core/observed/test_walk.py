@@ -345,6 +345,30 @@ def test_objects_that_wrap_each_other_are_on_one_level_and_others_within_them_th
     assert set(found) == {f"{of_world}.steps", f"{of_world}.inner.n", "trainer.agent.worlds[0].inner.steps"}
 
 
+def test_objects_that_hold_their_kind_in_a_dict_are_on_one_level_as_in_a_configuration() -> None:
+    class Node:
+        def __init__(self, **held: Any) -> None:
+            self.held = held
+
+    trainer = Thing(settings=Node(a=Node(b=Node(c=Node(rate=1)))))
+    inner = trainer.settings.held["a"].held["b"].held["c"].held
+    found = changes(trainer, lambda _: inner.update(rate=2))
+    assert set(found) == {"trainer.settings.held['a'].held['b'].held['c'].held"}
+
+
+def test_a_dict_of_a_class_of_its_own_is_restored_with_its_attributes() -> None:
+    class Settings(dict[str, Any]):
+        pass
+
+    trainer = Thing(settings=Settings(rate=1))
+    trainer.settings.rate = 1
+    found = changes(trainer, lambda it: (it.settings.update(rate=2), setattr(it.settings, "rate", 2)))
+    assert set(found) == {"trainer.settings['rate']", "trainer.settings.rate"}
+    for kind in ("[]", "."):
+        restore({"trainer": trainer}, path("trainer", (".", "settings"), (kind, "rate")), 3, in_place=False)
+    assert trainer.settings == {"rate": 3} and trainer.settings.rate == 3
+
+
 class Pair(NamedTuple):
     one: int
     other: Any

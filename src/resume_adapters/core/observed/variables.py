@@ -6,9 +6,10 @@ by then, is carried from step to step. Variables that a step gives a new value a
 
 from __future__ import annotations
 
+import argparse
 import gc
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from types import FrameType, ModuleType
+from types import FrameType, ModuleType, SimpleNamespace
 from typing import Any
 
 from resume_adapters.core.observed import paths, walk
@@ -113,14 +114,17 @@ class ScriptVariables:
 
 
 def _look(scopes: Mapping[str, Any], known: list[Any]) -> Census:
-    return walk.take(Subjects(roots=scopes, captured=known, foreign=_LIBRARIES))
+    return walk.take(Subjects(roots=scopes, captured=known, ignored=_IGNORED, foreign=_LIBRARIES))
+
+
+_IGNORED = {"*._flags_cache": "what omegaconf has looked up"}
 
 
 _LIBRARIES = ("accelerate.", "datasets.", "deepspeed.", "lightning", "tokenizers.", "transformers.tokenization")
 """Modules whose objects hold no state of the script, or others save it."""
 
-_WORLD = ("step", "reset")
-"""What the environments of all libraries have."""
+_KINDS = (("step", "reset"), ("keys", "__getitem__", "__setitem__"))
+"""What the environments of all libraries have, and what the mappings that hold settings have."""
 
 
 def _scopes(known: Iterable[Any], loaders: Iterable[Any]) -> dict[str, dict[str, Any]]:
@@ -178,12 +182,13 @@ def _variables(frame: FrameType) -> dict[str, Any]:
 
 def _may_hold(value: Any) -> bool:
     """Return whether an object can change and keep its identity, and is no machinery of a library."""
-    if type(value) in CONTAINERS or is_array(value) or is_generator(value) or _is_carried(value):
+    if is_a(value, *CONTAINERS) or is_array(value) or is_generator(value) or _is_carried(value):
         return True
     if is_a(value, *KEEPING):
         return is_code_of_script(value)
-    is_own = is_code_of_script(type(value)) or all(hasattr(type(value), name) for name in _WORLD)
-    return is_module(value) or has_state(value) or (is_own and has_attributes(value))
+    is_own = is_code_of_script(type(value)) or is_a(value, argparse.Namespace, SimpleNamespace)
+    is_known = is_own or any(all(hasattr(type(value), name) for name in names) for names in _KINDS)
+    return is_module(value) or has_state(value) or (is_known and has_attributes(value))
 
 
 def _may_hold_or_fill(value: Any) -> bool:
@@ -199,8 +204,11 @@ def _is_carried(value: Any) -> bool:
 
 
 def _owners(roots: Mapping[str, Any], path: Path) -> Iterator[Any]:
-    """Yield the objects that a path leads through."""
-    yield from (paths.get(roots, Path(path.root, path.steps[:count])) for count in range(1, len(path.steps)))
+    """Yield the objects that a path leads through, but for those in one of their kind, as in a configuration."""
+    through = [paths.get(roots, Path(path.root, path.steps[:count])) for count in range(1, len(path.steps))]
+    for at, each in enumerate(through):
+        if not any(walk.wraps(holder, each) for holder in through[:at]):
+            yield each
 
 
 def _shown(roots: Mapping[str, Any], path: Path) -> tuple[str, str]:
@@ -208,6 +216,7 @@ def _shown(roots: Mapping[str, Any], path: Path) -> tuple[str, str]:
     name = str(path.steps[0].key)
     held = paths.get(roots, Path(path.root, path.steps[:1]))
     attribute = path.steps[1] if len(path.steps) > 1 else None
-    if attribute is None or attribute.kind != "." or is_module(held):
+    is_own = attribute is not None and (not str(attribute.key).startswith("_") or is_code_of_script(type(held)))
+    if attribute is None or attribute.kind != "." or is_module(held) or not is_own:
         return name, f"`{name}` (a {type_name(held)})"
     return f"{name}.{attribute.key}", f"`{name}.{attribute.key}` (of a {type_name(held)})"

@@ -243,36 +243,36 @@ class _Walk:
         self._captured = self._known - {id(tensor) for tensor in subjects.unsaved}
         self._seen: set[int] = set()
         self._stateful: set[int] = set()
-        self._queue: deque[tuple[Path, Any, int]] = deque()
-        self._large: deque[tuple[Path, Any, int]] = deque()
+        self._queue: deque[tuple[Path, Any, int, Any]] = deque()
+        self._large: deque[tuple[Path, Any, int, Any]] = deque()
         self._census = Census()
 
     def run(self) -> Census:
         for name, root in self._subjects.roots.items():
-            self._enter(Path(name), root, self._subjects.depth)
+            self._enter(Path(name), root, self._subjects.depth, root)
         while waiting := self._queue or self._large:
             if self._left <= 0 or not self._has_time():
-                self._census.left_out += [path for path, _, _ in (*self._queue, *self._large)]
+                self._census.left_out += [path for path, *_ in (*self._queue, *self._large)]
                 break
-            path, owner, depth = waiting.popleft()
+            path, owner, depth, holder = waiting.popleft()
             self._census.entered.add(path)
             if is_module(owner):
                 self._census.hooks[path] = sum(map(len, hooks(owner)))
             for step, value in content(owner):
                 below = Path(path.root, (*path.steps, step))
                 try:
-                    self._visit(below, value, owner, depth)
+                    self._visit(below, value, owner, depth, holder)
                 except Exception:  # of any kind: a tensor of a library may refuse whatever is asked of tensors
                     self._add(below, LeafKind.OPAQUE, value, None)
         return self._census
 
-    def _enter(self, path: Path, owner: Any, depth: int) -> None:
+    def _enter(self, path: Path, owner: Any, depth: int, holder: Any) -> None:
         if id(owner) not in self._seen:
             self._seen.add(id(owner))
             is_large = container(owner) is not None and size(owner) > _MANY
-            (self._large if is_large else self._queue).append((path, owner, depth))
+            (self._large if is_large else self._queue).append((path, owner, depth, holder))
 
-    def _visit(self, path: Path, value: Any, owner: Any, depth: int) -> None:
+    def _visit(self, path: Path, value: Any, owner: Any, depth: int, holder: Any) -> None:
         self._left -= 1
         if self._is_ignored(path):
             return
@@ -297,7 +297,7 @@ class _Walk:
             self._add(path, LeafKind.OPAQUE, value, value_digest(value, sampled_above=_SAMPLE, untouched=True))
         elif is_module(value):
             self._add_module(path, value)
-            self._enter(path, value, depth)  # on the level of the object that holds it: modules nest deeply
+            self._enter(path, value, depth, value)  # on the level of the object that holds it: modules nest deeply
         elif is_generator(value) or has_state(value):
             if id(value) not in self._stateful:
                 self._stateful.add(id(value))
@@ -307,12 +307,12 @@ class _Walk:
             self._add(path, kept, value, fingerprint(data), arrays)
         elif kind in (dict, list, tuple):
             self._add(path, LeafKind.OPAQUE, value, size(value))
-            self._enter(path, value, depth)
+            self._enter(path, value, depth, holder)
         else:
             self._add(path, LeafKind.OPAQUE, value, _opaque_digest(value))
-            below = depth - (not _wraps(owner, value))
+            below = depth - (not wraps(holder, value))
             if below and not is_a(value, *_CLOSED) and not is_loader_iterator(value):
-                self._enter(path, value, below)
+                self._enter(path, value, below, value)
 
     def _is_ignored(self, path: Path) -> bool:
         ignored, name = self._subjects.ignored, str(path.steps[-1].key)
@@ -422,7 +422,7 @@ def content(owner: Any) -> Iterator[tuple[Step, Any]]:
         yield from ((Step("[]", index), value) for index, value in enumerate(items(owner)))
     elif is_module(owner):
         yield from _module_content(owner)
-    else:
+    if not is_module(owner):  # a class derived from one of these has attributes as well
         yield from _attributes(owner)
 
 
@@ -475,9 +475,9 @@ def fingerprint(value: Any) -> Any:
     return value.hex() if type(value) is float else value_digest(value, sampled_above=_SAMPLE)
 
 
-def _wraps(owner: Any, value: Any) -> bool:
-    """Return whether an object holds one of its kind, as a wrapper of an environment does: they may nest deeply."""
-    shared = {*type(owner).__mro__} & {*type(value).__mro__}
+def wraps(holder: Any, value: Any) -> bool:
+    """Return whether an object holds one of its kind, as a wrapper or a configuration does: they may nest deeply."""
+    shared = {*type(holder).__mro__} & {*type(value).__mro__}
     return any(each.__module__ not in _OF_ALL for each in shared)
 
 
