@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import datetime
 import enum
 import itertools
 import logging
 import random
 import types
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -534,6 +536,31 @@ def test_what_was_not_there_at_the_start_is_gone_again() -> None:
     assert (second.transform.level, second.slotted.level) == (1, 2)
     others.restore([])
     assert not (hasattr(second.transform, "level") or hasattr(second.slotted, "level"))
+
+
+@pytest.mark.parametrize(
+    ("first", "later"),
+    [
+        (deque([1.0], maxlen=2), deque([1.0, 2.0], maxlen=2)),
+        (OrderedDict(a=1.0), OrderedDict(a=2.0, b=[deque([1])])),
+        (defaultdict(float, a=1.0), defaultdict(float, a=2.0)),
+        (Counter("ab"), Counter("abb")),
+        ([deque([1])], [deque([2])]),
+        ({1, 2}, {1, 3}),
+    ],
+    ids=str,
+)
+def test_containers_are_what_they_were_without_a_checkpoint_between(first: Any, later: Any) -> None:
+    data = types.SimpleNamespace(held=copy.deepcopy(first))
+    attributes = LoaderAttributes({"dataset": data})
+    data.held = copy.deepcopy(later)
+    attributes.look()
+    captured = attributes.capture()
+    relaunched = types.SimpleNamespace(held=copy.deepcopy(first))
+    others = LoaderAttributes({"dataset": relaunched})
+    for saved, expected in ((captured, later), ([], first), (captured, later)):
+        others.restore(saved)
+        assert relaunched.held == expected and type(relaunched.held) is type(expected)
 
 
 class Prioritised(Counting):

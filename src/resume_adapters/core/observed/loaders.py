@@ -19,6 +19,7 @@ from resume_adapters.core.observed.code import generators_of
 from resume_adapters.core.observed.leaves import LeafKind, can_be_made, is_array, is_packed, is_row, packed, unpacked
 from resume_adapters.core.observed.paths import Path, type_name
 from resume_adapters.core.observed.walk import CODE, Subjects
+from resume_adapters.core.state import encoding
 from resume_adapters.core.state.rng import is_generator
 from resume_adapters.core.state.untouched import ABSENT, attributes, container, has_attributes, is_a
 from resume_adapters.errors import NotSerialisable
@@ -228,10 +229,11 @@ class LoaderAttributes:
         stays = self._memory_beside(given)
         for path, (name, before, kept, value, *filled) in {**self._fresh, **given}.items():
             live, kind, in_place = self._live(path), LeafKind(name), filled == [True]
-            content = unpacked(value) if is_packed(value) else copy.deepcopy(value)
+            if value is not ABSENT:
+                value = unpacked(value) if is_packed(value) else encoding.as_loaded(value)
             owner = paths.get(roots, path.owner)
             is_there = kind in (LeafKind.DATA, LeafKind.TENSOR) or type_name(live) == kept
-            fits = type_name(live) in (before, kept) and (is_there or can_be_made(kept, content, kind))
+            fits = type_name(live) in (before, kept) and (is_there or can_be_made(kept, value, kind))
             if owner is ABSENT or not fits:
                 logger.warning("Not restored: %s (it is %s now).", path, type_name(live))
                 continue
@@ -243,7 +245,7 @@ class LoaderAttributes:
             if value is ABSENT and live is not ABSENT:
                 leaves.remove(roots, path)
             elif value is not ABSENT:
-                leaves.restore(roots, path, content, kind, in_place=in_place, stays=stays, type_then=kept)
+                leaves.restore(roots, path, value, kind, in_place=in_place, stays=stays, type_then=kept)
 
     def _memory_beside(self, given: Mapping[Path, Any]) -> set[int]:
         """Return where the memory of the arrays begins that stay as they are."""

@@ -7,6 +7,7 @@ JSON lacks. A subclass of a dict comes back as a dict, unless :func:`exact` or :
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -63,7 +64,7 @@ def exact(value: Any) -> Any:
     if kind in (torch.Tensor, torch.nn.Parameter):
         plain = _require_dense(value, "").detach()
         return plain if plain.device.type == "cpu" else _Marked("device", [plain.device.type, plain])
-    if is_numeric(value) or kind is torch.dtype:
+    if is_numeric(value) or kind in (torch.dtype, _Marked):
         return value
     raise NotSerialisable(f"a {kind.__module__}.{kind.__qualname__} is not data")
 
@@ -186,6 +187,11 @@ def decode(document: bytes, tensors: dict[str, torch.Tensor]) -> Any:
         return _decode(msgspec.json.decode(document), tensors)
     except _MALFORMED as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+def as_loaded(value: Any) -> Any:
+    """Return a copy of data as it comes back from a checkpoint, whether :func:`exact` has copied it or not."""
+    return decode(*encode(exact(copy.deepcopy(value))))
 
 
 _MALFORMED = (
