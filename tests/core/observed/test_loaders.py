@@ -91,6 +91,19 @@ class Curriculum(Dataset[Any]):
         return [index + self.difficulty + sum(self.history) + self.phase.value / 8, self.transform()]
 
 
+class Switched(Dataset[Any]):
+    """Has attributes that the training sets once, within a pass."""
+
+    def __init__(self) -> None:
+        self.phase, self.recent, self.inner = Phase.FIRST, deque([0.0], maxlen=1), types.SimpleNamespace(scale=1.0)
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> list[float]:
+        return [index * self.inner.scale + self.phase.value / 8 + self.recent[0]]
+
+
 class Phase(enum.Enum):
     FIRST = 1
     LATER = 2
@@ -224,6 +237,7 @@ CASES: dict[str, Callable[[], DataLoader[Any]]] = {
     ),
     "an order of a dataset": lambda: DataLoader(Ordered(), BATCH),
     "an order of a dataset with workers": lambda: DataLoader(Ordered(), BATCH, num_workers=2),
+    "attributes set within a pass": lambda: DataLoader(Switched(), BATCH, shuffle=True),
     "generators made late": lambda: DataLoader(Late(), BATCH, shuffle=True),
     "generators made late in workers": lambda: DataLoader(Late(), BATCH, shuffle=True, num_workers=2),
     "generators made late in kept workers": lambda: DataLoader(Late(), BATCH, num_workers=2, persistent_workers=True),
@@ -272,7 +286,11 @@ def launch(case: str, position: LoaderPosition | None, ahead: int, kill_at: int)
                 sampler.weights[done] += 1  # a sampler that prefers what was learned badly
             if isinstance(data, Curriculum):
                 data.transform.drawn += 1
+            if isinstance(data, Switched) and done == 8:
+                data.phase, data.inner.scale = Phase.LATER, 3.0
+                data.recent.append(0.5)
             if done == kill_at:
+                tracked.look()
                 found = tracked.position(used)
                 found.step = {**(found.step or {}), "registered": {"done": done}}
                 made._iterator = None
@@ -291,6 +309,7 @@ EACH_TIME = (
     *("a sampler", "an order of a dataset with workers", "generators made late", "a late loader", "a loader"),
     *("generators elsewhere", "generators elsewhere in workers"),
     *("a nested dataset, a batch ahead", "kept workers, a batch ahead", "kept workers of a stream"),
+    "attributes set within a pass, a batch ahead",
 )
 
 

@@ -259,6 +259,7 @@ class FetchLog:
 
     def _before(self) -> dict[str, Any]:
         """Return what a fetch in this process may draw from or change."""
+        self._content.look_if_replaced()
         before = {"cpu": capture_cpu(), "registered": rng.capture_generators(self.generators)}
         content = self._content.capture()
         return {**before, "content": content} if content else before

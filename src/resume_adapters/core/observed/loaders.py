@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
+import operator
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Any
@@ -18,7 +19,7 @@ from resume_adapters.core.observed import leaves, paths, walk
 from resume_adapters.core.observed.code import generators_of
 from resume_adapters.core.observed.leaves import LeafKind, can_be_made, is_array, is_packed, is_row, packed, unpacked
 from resume_adapters.core.observed.paths import Path, type_name
-from resume_adapters.core.observed.walk import CODE, Subjects
+from resume_adapters.core.observed.walk import CODE, CONTAINERS, Subjects
 from resume_adapters.core.state import encoding
 from resume_adapters.core.state.rng import is_generator
 from resume_adapters.core.state.untouched import ABSENT, attributes, container, has_attributes, is_a
@@ -45,6 +46,9 @@ itself follows at each fetch."""
 
 _ROW_AT_START = 1_000_000
 """Numbers in a row that is compared with that of the launch before, at most: a tenth of a second for a list."""
+
+_OWNERS = 20
+"""Objects of which what they hold is compared at each fetch, at most, and items of a container."""
 
 _LOOKS = 3
 """Fetches, and as many positions, before which a look is taken."""
@@ -91,6 +95,9 @@ class LoaderAttributes:
         self._missing: dict[Path, str] = {}
         self._kept: dict[Path, Any] = {}
         self._looks = {"fetch": _LOOKS, "position": _LOOKS}
+        self._owners = self._entered(self._start)
+        self._held = self._holding()
+        self._replaced = set[tuple[int, str]]()
 
     def _walk(self) -> walk.Census:
         return walk.take(self._subjects, objects=_OBJECTS, seconds=_SECONDS)
@@ -104,7 +111,9 @@ class LoaderAttributes:
         """Find what has changed. Call it where a pass begins."""
         if not self._subjects.roots:
             return
-        changed = {path: leaf for path, leaf in self._start.changed(self._walk()).items() if path not in self.changing}
+        now = self._walk()
+        self._owners = self._entered(now)
+        changed = {path: leaf for path, leaf in self._start.changed(now).items() if path not in self.changing}
         opened = {path.owner for path, leaf in changed.items() if leaf.kind is LeafKind.OPAQUE and self._may_hold(path)}
         opened |= {path.owner for path in self._missing if self._may_hold(path)}
         for path, leaf in changed.items():
@@ -130,6 +139,24 @@ class LoaderAttributes:
             self._looks[moment] -= 1
             self.look()
         return self._looks[moment] > 0
+
+    def look_if_replaced(self) -> None:
+        """Find what has changed, if an attribute holds another object than at the last call: once for each of them."""
+        before, self._held = self._held, self._holding()
+        others = {name for name, now in self._held.items() if not _are_same(before.get(name, now), now)}
+        if others - self._replaced:
+            self._replaced |= others
+            self.look()
+
+    def _entered(self, census: walk.Census) -> list[Any]:
+        """Return the objects whose attributes are looked at before each fetch, which takes microseconds."""
+        nearest = sorted(census.entered, key=lambda path: len(path.steps))[:_OWNERS]
+        return [each for each in map(self._live, nearest) if has_attributes(each)]
+
+    def _holding(self) -> dict[tuple[int, str], list[Any]]:
+        """Return what the attributes of some objects hold, and a container of few items these."""
+        held = ((id(owner), [*attributes(owner).items()]) for owner in self._owners)
+        return {(owner, name): _with_items(each) for owner, names in held for name, each in names}
 
     def _may_hold(self, path: Path) -> bool:
         """Return whether what is at a path may hold a file, a pool or a thread: not a value or an endless iterator."""
@@ -252,6 +279,15 @@ class LoaderAttributes:
         staying = [leaf for path, leaf in self._start.leaves.items() if path not in given]
         arrays = [each() for leaf in staying for each in leaf.arrays]
         return {leaves.memory_of(each) for each in arrays if each is not None}
+
+
+def _with_items(value: Any) -> list[Any]:
+    is_small = type(value) in CONTAINERS and len(value) <= _OWNERS
+    return [value, *(value.values() if is_a(value, dict) else value)] if is_small else [value]
+
+
+def _are_same(some: list[Any], others: list[Any]) -> bool:
+    return len(some) == len(others) and all(map(operator.is_, some, others))
 
 
 def require_changes(saved: list[Any]) -> None:
