@@ -216,7 +216,7 @@ def _shown(roots: Mapping[str, Any], path: Path) -> tuple[str, str]:
     name = str(path.steps[0].key)
     held = paths.get(roots, Path(path.root, path.steps[:1]))
     attribute = path.steps[1] if len(path.steps) > 1 else None
-    is_own = attribute is not None and (not str(attribute.key).startswith("_") or is_code_of_script(type(held)))
-    if attribute is None or attribute.kind != "." or is_module(held) or not is_own:
+    is_private = attribute is not None and str(attribute.key).startswith("_") and not is_code_of_script(type(held))
+    if attribute is None or attribute.kind != "." or is_module(held) or is_private:
         return name, f"`{name}` (a {type_name(held)})"
     return f"{name}.{attribute.key}", f"`{name}.{attribute.key}` (of a {type_name(held)})"
