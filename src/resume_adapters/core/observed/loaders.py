@@ -96,7 +96,7 @@ class LoaderAttributes:
         self._kept: dict[Path, Any] = {}
         self._looks = {"fetch": _LOOKS, "position": _LOOKS}
         self._owners = self._entered(self._start)
-        self._held = self._holding()
+        self._held: dict[tuple[int, str], list[Any]] = {}  # from the first fetch here on: it keeps what is replaced
         self._replaced = set[tuple[int, str]]()
 
     def _walk(self) -> walk.Census:
