@@ -290,7 +290,6 @@ def launch(case: str, position: LoaderPosition | None, ahead: int, kill_at: int)
                 data.phase, data.inner.scale = Phase.LATER, 3.0
                 data.recent.append(0.5)
             if done == kill_at:
-                tracked.look()
                 found = tracked.position(used)
                 found.step = {**(found.step or {}), "registered": {"done": done}}
                 made._iterator = None

@@ -118,7 +118,7 @@ def _look(scopes: Mapping[str, Any], known: list[Any]) -> Census:
 
 
 _IGNORED = {"*._flags_cache": "what omegaconf has looked up"}
-
+"""What is passed over, with the reason."""
 
 _LIBRARIES = ("accelerate.", "datasets.", "deepspeed.", "lightning", "tokenizers.", "transformers.tokenization")
 """Modules whose objects hold no state of the script, or others save it."""
