@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import datetime
 import enum
+import functools
 import itertools
 import logging
 import random
@@ -226,6 +227,41 @@ class LateLoader(DataLoader[Any]):
         yield from super().__iter__()
 
 
+class Level:
+    """How hard samples are."""
+
+    def __init__(self) -> None:
+        self.value = 1.0
+
+    def of(self, sample: int) -> float:
+        return sample * self.value
+
+
+class Held(Dataset[Any]):
+    """Has nothing itself that changes: only its functions and methods lead there."""
+
+    def __init__(self) -> None:
+        first, second, factor = Level(), Level(), 1.0
+
+        def made(index: int) -> torch.Tensor:
+            return torch.tensor([factor, self.of(index), self.more(sample=index)])
+
+        def harder() -> None:
+            nonlocal factor
+            factor += 0.5
+            first.value += factor
+            second.value *= 2
+
+        self.of, self.more = first.of, functools.partial(Level.of, second)
+        self.made, self.harder = made, harder
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.made(index)
+
+
 CASES: dict[str, Callable[[], DataLoader[Any]]] = {
     "a sampler": lambda: DataLoader(Curriculum(), BATCH, sampler=Counting()),
     "a nested dataset": lambda: DataLoader(Subset(Curriculum(), range(SAMPLES)), BATCH, shuffle=True),
@@ -237,6 +273,8 @@ CASES: dict[str, Callable[[], DataLoader[Any]]] = {
     ),
     "an order of a dataset": lambda: DataLoader(Ordered(), BATCH),
     "an order of a dataset with workers": lambda: DataLoader(Ordered(), BATCH, num_workers=2),
+    "what code holds": lambda: DataLoader(Held(), BATCH, shuffle=True),
+    "what code holds, with workers": lambda: DataLoader(Held(), BATCH, shuffle=True, num_workers=2),
     "attributes set within a pass": lambda: DataLoader(Switched(), BATCH, shuffle=True),
     "generators made late": lambda: DataLoader(Late(), BATCH, shuffle=True),
     "generators made late in workers": lambda: DataLoader(Late(), BATCH, shuffle=True, num_workers=2),
@@ -298,6 +336,8 @@ def launch(case: str, position: LoaderPosition | None, ahead: int, kill_at: int)
             data.difficulty += 0.5
             data.history.append(done / 10)
             data.phase = Phase.LATER
+        if isinstance(data, Held):
+            data.harder()
         if isinstance(data, Ordered):
             np.random.shuffle(data.order)
     made._iterator = None

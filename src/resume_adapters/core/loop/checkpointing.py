@@ -213,7 +213,8 @@ class LoopCheckpointing:
         """Return what is saved, or looked at, beside the variables of the script."""
         subjects, trained = self._session.subjects(), self._framework.trained()
         of_framework = [*trained.modules, *trained.optimizers, *self._framework.parts().values()]
-        return [*subjects.captured, *subjects.roots.values(), *of_framework, self.memory]
+        within_code = self._session.observed.within_code()
+        return [*subjects.captured, *subjects.roots.values(), *within_code, *of_framework, self.memory]
 
     def save(self, epoch: int, step: int, *, to_memory: bool = False) -> None:
         """Save a checkpoint. Every rank calls it, with no gradients held.

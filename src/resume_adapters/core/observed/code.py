@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import dis
 import functools
-from collections.abc import Iterable, Iterator
-from types import BuiltinMethodType, CodeType, FunctionType, MethodType, ModuleType
+from collections.abc import Container, Iterable, Iterator
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from resume_adapters.core.observed import walk
@@ -17,7 +17,7 @@ from resume_adapters.core.observed.paths import is_module, submodules
 from resume_adapters.core.observed.script import is_code_of_script, is_of_script
 from resume_adapters.core.observed.walk import CONTAINERS
 from resume_adapters.core.state.rng import is_generator
-from resume_adapters.core.state.untouched import attributes, cells, is_a
+from resume_adapters.core.state.untouched import attributes, cell_of, cells, held_by_code, is_a
 
 KEEPING = (FunctionType, type)
 """What may keep something from one call to the next."""
@@ -53,14 +53,19 @@ def code_among(values: list[Any]) -> Iterator[Any]:
             values += [*cells(code).values(), *named(code).values(), *getattr(code, "__bases__", ())]
 
 
-def replaced_by(code: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the attributes of a function or a class, and what a function gives another value, by name."""
-    held = [*vars(code).items()]
+def replaced_by(code: Any, known: Container[int]) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes of a function or a class, and what a function gives another value, by name.
+
+    Args:
+        known: identities of what others capture: of cells, and of the dict of a function.
+    """
+    held = [*vars(code).items()] if id(attributes(code)) not in known else []
     own = [(name, each) for name, each in held if not (name.startswith("__") or is_a(each, *KEEPING))]
     yield from ((f"{code.__name__}.{name}", each) for name, each in own)
     if is_a(code, FunctionType):
         outside = {**named(code), **cells(code)}
-        yield from ((name, outside[name]) for name in _read_and_stored(code.__code__) if name in outside)
+        others = [name for name in _read_and_stored(code.__code__) if id(cell_of(code, name)) not in known]
+        yield from ((name, outside[name]) for name in others if name in outside)
 
 
 def kept_by(code: Any) -> dict[str, Any]:
@@ -134,7 +139,6 @@ def _content(value: Any) -> Iterable[Any]:
         return [*(part for _, part in submodules(value)), *(held for _, held in walk.content(value))]
     if type(value) in CONTAINERS:
         return list(value.values() if is_a(value, dict) else value) if len(value) <= _MANY else ()
-    if type(value) is functools.partial:
-        return (value.func, *value.args, *value.keywords.values())
-    bound = [value.__self__] if type(value) in (MethodType, BuiltinMethodType) else []
-    return [*attributes(value).values(), *bound]
+    # What functions hold is known by its path, once it is captured: those of a schedule or a hook are not looked into.
+    held = {} if is_a(value, FunctionType) else held_by_code(value)
+    return [*attributes(value).values(), *held.values()]

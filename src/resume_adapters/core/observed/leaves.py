@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +13,7 @@ from resume_adapters.core.state import encoding
 from resume_adapters.core.state.fingerprint import value_digest
 from resume_adapters.core.state.rng import GeneratorState, generator_of, is_generator
 from resume_adapters.core.state.stateful import fill
-from resume_adapters.core.state.untouched import ABSENT, attributes, has_attributes, is_a, items, slots
+from resume_adapters.core.state.untouched import ABSENT, attributes, cell_of, has_attributes, is_a, items, slots
 from resume_adapters.errors import NotSerialisable
 
 
@@ -149,6 +150,13 @@ def remove(roots: Mapping[str, Any], path: Path) -> None:
         del attributes(owner)[name]
 
 
+def can_be_assigned(owner: Any, step: Step, value: Any) -> bool:
+    """Return whether :func:`restore` can restore a value there: in its place, or as it is if it is a dict or a list."""
+    if is_a(owner, tuple):
+        return False
+    return step.kind != "held" or is_a(owner, types.FunctionType) or is_a(value, dict, list)
+
+
 def _assign(owner: Any, step: Step, value: Any) -> None:
     # As it was read: not through a __setitem__, a __setattr__ or a property, which may do more than assign.
     if step.kind == "[]":
@@ -156,6 +164,11 @@ def _assign(owner: Any, step: Step, value: Any) -> None:
         kind.__setitem__(owner, step.key, value)
     elif step.kind == "grad":
         owner.grad = value
+    elif step.kind == "held":
+        if (cell := cell_of(owner, step.key)) is not None:
+            cell.cell_contents = value
+        elif is_a(owner, types.FunctionType):
+            setattr(owner, step.key, value)  # its defaults
     elif step.key in slots(owner):
         slots(owner)[step.key].__set__(owner, value)
     else:

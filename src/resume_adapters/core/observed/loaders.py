@@ -19,10 +19,18 @@ from resume_adapters.core.observed import leaves, paths, walk
 from resume_adapters.core.observed.code import generators_of
 from resume_adapters.core.observed.leaves import LeafKind, can_be_made, is_array, is_packed, is_row, packed, unpacked
 from resume_adapters.core.observed.paths import Path, type_name
-from resume_adapters.core.observed.walk import CODE, CONTAINERS, Subjects
+from resume_adapters.core.observed.walk import CONTAINERS, Subjects
 from resume_adapters.core.state import encoding
 from resume_adapters.core.state.rng import is_generator
-from resume_adapters.core.state.untouched import ABSENT, attributes, container, has_attributes, is_a
+from resume_adapters.core.state.untouched import (
+    ABSENT,
+    HOLDING,
+    attributes,
+    container,
+    has_attributes,
+    held_by_code,
+    is_a,
+)
 from resume_adapters.errors import NotSerialisable
 
 _OBJECTS = 5_000
@@ -155,7 +163,7 @@ class LoaderAttributes:
 
     def _holding(self) -> dict[tuple[int, str], list[Any]]:
         """Return what the attributes of some objects hold, and a container of few items these."""
-        held = ((id(owner), [*attributes(owner).items()]) for owner in self._owners)
+        held = ((id(owner), [*{**attributes(owner), **held_by_code(owner)}.items()]) for owner in self._owners)
         return {(owner, name): _with_items(each) for owner, names in held for name, each in names}
 
     def _may_hold(self, path: Path) -> bool:
@@ -236,6 +244,10 @@ class LoaderAttributes:
         self.restore(entries)
         if others:
             logger.info("Workers that outlive a pass go on with what they were started with: %s.", ", ".join(others))
+
+    def within_code(self) -> Iterable[Any]:
+        """Return the objects that code holds, as far as they are known to change."""
+        return paths.within_code(self._subjects.roots, self.changing)
 
     def places(self) -> set[Any]:
         """Return where what is known to change is: alike for others that it is shared with."""
@@ -322,12 +334,13 @@ def _has_one_for_each(roots: Mapping[str, Any], path: Path) -> bool:
 
 
 def content_of(dataset: Any, collate: Any) -> dict[str, Any]:
-    """Return what the batches of a loader are made by, by name; a plain function holds nothing.
+    """Return what the batches of a loader are made by, by name.
 
     Random generators that the code of these takes from modules of the script are among it.
     """
     found = {"dataset": dataset, "collate_fn": collate}
-    held = {name: each for name, each in found.items() if has_attributes(each) and not is_a(each, *CODE)}
+    holding = {name: each for name, each in found.items() if has_attributes(each) or is_a(each, *HOLDING)}
+    held = {name: each for name, each in holding.items() if not is_a(each, type)}
     generators = generators_of([dataset, collate])
     return {**held, "script": generators} if generators else held
 

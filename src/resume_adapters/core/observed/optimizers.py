@@ -18,7 +18,7 @@ from resume_adapters.core.state import keys
 from resume_adapters.core.state.comparison import tensors_in
 from resume_adapters.core.state.fingerprint import value_digest
 from resume_adapters.core.state.stateful import is_optimizer, parameters_of
-from resume_adapters.core.state.untouched import attributes, is_a
+from resume_adapters.core.state.untouched import HOLDING, attributes, is_a
 from resume_adapters.core.state.weights import place_of
 
 UNSAVED = "unregistered optimizers"
@@ -73,11 +73,21 @@ def beside_state(steppers: Sequence[Any], saved: Container[str]) -> tuple[dict[s
             root = f"{name} {index}" if index else name
             roots[root] = each
             ignored |= {f"{root}.{attribute}": "its state_dict() holds it" for attribute in held}
+    schedules = [each for each in steppers if is_a(each, LRScheduler)]
+    rates = {f"rates of schedule {index}": _rates(each) for index, each in enumerate(schedules)}
+    roots |= {name: held for name, held in rates.items() if held}
     with_state = {id(each.state): each for each in steppers if is_a(each, Optimizer) and hasattr(each, "state")}
     for index, each in enumerate(with_state.values()):
         root = f"state of optimizer {index}"
         roots[root] = _lost(each, is_saved=root in saved)
     return roots, ignored
+
+
+def _rates(schedule: Any) -> list[Any]:
+    """Return the functions and methods of a schedule, and of those that it steps: its state has those of objects."""
+    held = attributes(schedule)
+    own = [each for each in held.get("lr_lambdas", ()) if is_a(each, *HOLDING)]
+    return [*own, *(each for inner in held.get("_schedulers", ()) for each in _rates(inner))]
 
 
 def _lost(optimizer: Any, *, is_saved: bool) -> list[dict[str, Any]]:

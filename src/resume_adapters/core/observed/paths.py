@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import FunctionType
 from typing import Any, NamedTuple
 
-from resume_adapters.core.state.untouched import ABSENT, attributes, container, in_slots, size
+from resume_adapters.core.state.untouched import (
+    ABSENT,
+    attributes,
+    cell_of,
+    container,
+    held_by_code,
+    in_slots,
+    is_a,
+    size,
+)
 
 
 class Step(NamedTuple):
     """One step of a path: from an object to what it holds.
 
     Attributes:
-        kind: ``"."`` for an attribute, ``"[]"`` for an item of a container, ``"tensor"`` for a parameter or buffer of a
-            module by its name there, ``"requires_grad"`` for whether that parameter is trained, ``"grad"`` for the
-            gradient of a tensor, ``"mode"`` for whether a module in it is in the same mode of training.
+        kind: ``"."`` for an attribute, ``"[]"`` for an item of a container, ``"held"`` for what code holds, such as a
+            variable of an outer function, ``"tensor"`` for a parameter or buffer of a module by its name there,
+            ``"requires_grad"`` for whether that parameter is trained, ``"grad"`` for the gradient of a tensor,
+            ``"mode"`` for whether a module in it is in the same mode of training.
         key: the name, key or index.
     """
 
@@ -78,6 +89,8 @@ def _follow(owner: Any, step: Step) -> Any:
     if step.kind == "mode":
         child = inside(owner, "_modules").get(step.key) if is_module(owner) else None
         return ABSENT if child is None else attributes(child).get("training") == attributes(owner).get("training")
+    if step.kind == "held":
+        return held_by_code(owner).get(step.key, ABSENT)
     if step.kind == "grad":
         gradient = getattr(owner, "grad", None)
         return ABSENT if gradient is None else gradient
@@ -93,6 +106,16 @@ def _follow(owner: Any, step: Step) -> Any:
     if is_module(owner) and (child := inside(owner, "_modules").get(step.key)) is not None:
         return child
     return in_slots(owner).get(step.key, ABSENT)
+
+
+def within_code(roots: Mapping[str, Any], found: Iterable[Path]) -> Iterator[Any]:
+    """Yield what code holds that is at some paths, objects there that lead to it, cells, and dicts of functions."""
+    for path in found:
+        kinds, owner = [step.kind for step in path.steps], get(roots, path.owner)
+        first = kinds.index("held") + 1 if "held" in kinds else len(kinds) + 1
+        yield from (get(roots, Path(path.root, path.steps[:count])) for count in range(first, len(kinds) + 1))
+        if is_a(owner, FunctionType):
+            yield cell_of(owner, path.steps[-1].key) if kinds[-1] == "held" else attributes(owner)
 
 
 def is_module(value: Any) -> bool:

@@ -72,7 +72,9 @@ class ScriptVariables:
         self._saves += 1
         if self._saves & (self._saves - 1):  # not the 1st, 2nd, 4th, 8th
             return
-        looked_at = [root for each in instances(LoaderAttributes) for root in each.roots.values()]
+        looked_at = [
+            each for held in instances(LoaderAttributes) for each in (*held.roots.values(), *held.within_code())
+        ]
         loaders = instances(DataLoader)
         tracked = [each for each in loaders if "resume_tracked" in attributes(each)]
         running = [each for each in loaders if are_kept(each) and "resume_tracked" not in attributes(each)]
@@ -152,11 +154,12 @@ def _scopes(known: Iterable[Any], loaders: Iterable[Any]) -> dict[str, dict[str,
     values = [each for held in found.values() for each in held.values()]
     modules = [each for frame in frames for each in [*frame.f_globals.values()] if is_a(each, ModuleType)]
     running = {frame.f_globals.get("__name__") for frame in frames}
+    identities = {*map(id, known)} - {id(None)}
     shared = {name for frame in frames for name in frame.f_code.co_cellvars}
     for code in code_among([*values, *modules, *known, *hooks]):
         is_running = code.__module__ in running
         within = "" if is_running else f"{code.__module__}."
-        found[f"{_CALLS}{id(code)}"] = {f"{within}{name}": each for name, each in replaced_by(code)}
+        found[f"{_CALLS}{id(code)}"] = {f"{within}{name}": each for name, each in replaced_by(code, identities)}
         found[f"kept by {id(code)}"] = _kept(kept_by(code), within, shared)
         found.setdefault(code.__module__, {}).update({} if is_running else _kept(named(code), within))
     for scope, held in found.items():

@@ -19,6 +19,7 @@ from typing import Any
 
 from resume_adapters.core.observed.leaves import (
     LeafKind,
+    can_be_assigned,
     can_be_made,
     data_of_instance,
     is_array,
@@ -32,10 +33,12 @@ from resume_adapters.core.state import encoding
 from resume_adapters.core.state.fingerprint import value_digest
 from resume_adapters.core.state.rng import is_generator
 from resume_adapters.core.state.untouched import (
+    HOLDING,
     attributes,
-    cells,
+    cell_of,
     container,
     has_attributes,
+    held_by_code,
     in_slots,
     is_a,
     items,
@@ -274,11 +277,14 @@ class _Walk:
 
     def _visit(self, path: Path, value: Any, owner: Any, depth: int, holder: Any) -> None:
         self._left -= 1
-        if self._is_ignored(path):
+        if self._is_ignored(path) or (is_a(owner, types.FunctionType) and self._is_captured_of(owner, path.steps[-1])):
             return
-        if is_a(value, *CODE, functools.partial):
+        if is_a(value, *CODE, *HOLDING):
             overrides = any(path.steps[-1].key in vars(kind) for kind in type(owner).__mro__)
             self._add(path, LeafKind.CODE, value, (_code(value), overrides))
+            home = str(value.__module__) if is_a(value, types.FunctionType) else ""
+            if is_a(value, *HOLDING) and not home.startswith((*self._subjects.foreign, *_FOREIGN)):
+                self._enter(path, value, depth, value)
             return
         if self._is_passed_over(value):
             return
@@ -289,7 +295,7 @@ class _Walk:
         elif path.steps[-1].kind == "tensor":
             self._add(path, LeafKind.TENSOR, value, value_digest(value, sampled_above=_SAMPLE_OF_MODULE), [value])
         elif is_short_row or (arrays := self._arrays_of_data(value)) is not None:
-            fixed = is_a(owner, tuple)  # nothing can be restored there
+            fixed = not can_be_assigned(owner, path.steps[-1], value)
             digest = row_digest(value) if is_short_row else fingerprint(value)
             held = ([value] if is_array(value) else []) if is_short_row else arrays
             self._add(path, LeafKind.OPAQUE if fixed else LeafKind.DATA, value, digest, held or ())
@@ -303,7 +309,7 @@ class _Walk:
                 self._stateful.add(id(value))
                 self._add_stateful(path, value)
         elif is_instance(value) and (arrays := self._arrays_of_data(data := data_of_instance(value))) is not None:
-            kept = LeafKind.OPAQUE if is_a(owner, tuple) else LeafKind.INSTANCE
+            kept = LeafKind.INSTANCE if can_be_assigned(owner, path.steps[-1], value) else LeafKind.OPAQUE
             self._add(path, kept, value, fingerprint(data), arrays)
         elif kind in (dict, list, tuple):
             self._add(path, LeafKind.OPAQUE, value, size(value))
@@ -319,6 +325,10 @@ class _Walk:
         if f"*.{name}" in ignored or "warn" in name:  # such a set or flag only keeps a warning from being repeated
             return True
         return len(path.steps) <= DEPTH and str(path) in ignored
+
+    def _is_captured_of(self, code: Any, step: Step) -> bool:
+        """Return whether others capture a variable or an attribute of a function."""
+        return id(cell_of(code, step.key) if step.kind == "held" else attributes(code)) in self._captured
 
     def _is_passed_over(self, value: Any) -> bool:
         if type(value) in PLAIN or value is None or is_a(value, enum.Enum):  # a member is shared by all who hold it
@@ -422,6 +432,8 @@ def content(owner: Any) -> Iterator[tuple[Step, Any]]:
         yield from ((Step("[]", index), value) for index, value in enumerate(items(owner)))
     elif is_module(owner):
         yield from _module_content(owner)
+    elif is_a(owner, *HOLDING):
+        yield from ((Step("held", name), value) for name, value in held_by_code(owner).items())
     if not is_module(owner):  # a class derived from one of these has attributes as well
         yield from _attributes(owner)
 
@@ -510,8 +522,7 @@ def _code(value: Any) -> Any:
         given = [*enumerate(value.args), *value.keywords.items()]
         return (_code(value.func), [(name, each if type(each) in PLAIN else type_name(each)) for name, each in given])
     if is_a(value, types.FunctionType):
-        held = [*cells(value).values(), *(value.__defaults__ or ())]
-        return (value.__code__, [each for each in held if type(each) in PLAIN])
+        return value.__code__  # what it holds is looked at by itself
     if is_a(value, types.MethodType, types.BuiltinFunctionType):
         return (value.__qualname__, id(value.__self__))
     return value if is_a(value, type) else type_name(value)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 from weakref import WeakSet
@@ -193,6 +193,10 @@ class ObservedState:
         self._start.leaves = {path: leaf for path, leaf in known.items() if leaf is not None}
         self._made = set[Path]() if self._before is None else walk.made(self._before, self._start)
         self._watching.callback(watch_steps(self._after_step))
+
+    def within_code(self) -> Iterable[Any]:
+        """Return the objects that code holds, as far as they are captured."""
+        return paths.within_code(self._roots, self._observed)
 
     def restore(self) -> None:
         """Restore what the checkpoint holds."""

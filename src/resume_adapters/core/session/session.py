@@ -293,7 +293,7 @@ class Session:
 
     def _looked_at(self) -> list[Any]:
         subjects = self.subjects()
-        return [*subjects.captured, *subjects.roots.values()]
+        return [*subjects.captured, *subjects.roots.values(), *self.observed.within_code()]
 
     # ---- Training
 

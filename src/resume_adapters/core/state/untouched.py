@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import types
 from collections import deque
 from typing import Any
@@ -72,6 +73,26 @@ def size(value: Any) -> int:
 def items(value: Any) -> list[Any]:
     """Return the items of a container; of a dict, its keys."""
     return list(container(value).__iter__(value))
+
+
+HOLDING = (types.FunctionType, types.MethodType, types.BuiltinMethodType, functools.partial)
+"""Code that holds something from one call to the next."""
+
+
+def held_by_code(code: Any) -> dict[str, Any]:
+    """Return what code holds: a function's variables of outer ones and defaults, a method's object, arguments."""
+    if is_a(code, functools.partial):
+        return {"func": code.func, "args": code.args, "keywords": code.keywords}
+    if is_a(code, types.FunctionType):
+        defaults = {name: getattr(code, name) for name in ("__defaults__", "__kwdefaults__")}
+        return {**cells(code), **{name: each for name, each in defaults.items() if each}}
+    return {"__self__": code.__self__} if is_a(code, types.MethodType, types.BuiltinMethodType) else {}
+
+
+def cell_of(code: Any, name: str) -> Any:
+    """Return the cell of a variable of an outer function that a function uses; ``None`` where there is none."""
+    names = code.__code__.co_freevars if is_a(code, types.FunctionType) else ()
+    return code.__closure__[names.index(name)] if name in names else None
 
 
 def cells(code: Any) -> dict[str, Any]:
