@@ -15,13 +15,13 @@ import signal
 import threading
 import time
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 
+from code_that_holds import HOLDING
 from resume_adapters.core.observed import leaves, paths, walk
 from resume_adapters.core.observed.leaves import LeafKind
 from resume_adapters.core.observed.paths import ABSENT, Path, Step, type_name
@@ -441,55 +441,10 @@ def test_code_that_training_has_chosen_is_named(first: Any, later: Any) -> None:
     assert ("trainer.late" in found) is not isinstance(later, torch.nn.Module), "it is made again after a resume"
 
 
-class Adding:
-    def __init__(self) -> None:
-        self.number = 1
-
-    def __call__(self, value: int) -> int:
-        return value + self.number
-
-
-HOLDING = [
-    *("a method", "a default", "an attribute of a function", "a variable of an outer function"),
-    *("an object in one", "a function in one", "an argument", "a named argument"),
-]
-
-
-def holding(kind: str) -> tuple[Any, Callable[[], None]]:
-    """Return code that adds 1, and what makes it add 2."""
-    adder, number, numbers = Adding(), 1, {"by": 1}
-
-    def by(value: int, *, held: Any = numbers) -> int:
-        return value + int(held["by"])
-
-    def of_attribute(value: int) -> int:
-        return value + of_attribute.by  # type: ignore[attr-defined,no-any-return]
-
-    def of_variable(value: int) -> int:
-        return value + number
-
-    def change() -> None:
-        nonlocal number
-        number = adder.number = numbers["by"] = of_attribute.by = 2  # type: ignore[attr-defined]
-
-    of_attribute.by = 1  # type: ignore[attr-defined]
-    code: dict[str, Any] = {
-        "a method": adder.__call__,
-        "a default": by,
-        "an attribute of a function": of_attribute,
-        "a variable of an outer function": of_variable,
-        "an object in one": lambda value: adder(value),
-        "a function in one": lambda value: of_variable(value),
-        "an argument": functools.partial(lambda held, value: held(value), adder),
-        "a named argument": functools.partial(lambda value, held: value + held["by"], held=numbers),
-    }
-    return code[kind], change
-
-
 @pytest.mark.parametrize("hold", [lambda code: code, lambda code: [code], lambda code: Thing(code=code)])
 @pytest.mark.parametrize("kind", HOLDING)
 def test_what_code_holds_is_captured_and_restored(kind: str, hold: Any) -> None:
-    code, change = holding(kind)
+    code, change = HOLDING[kind]()
     roots = {"trainer": Thing(value=hold(code))}
     before = take(roots)
     change()
@@ -497,13 +452,13 @@ def test_what_code_holds_is_captured_and_restored(kind: str, hold: Any) -> None:
     assert code(1) == 3 and {leaf.kind for leaf in found.values()} == {LeafKind.DATA}
     ((at, leaf),) = found.items()
     document, tensors = encoding.encode(leaves.capture(paths.get(roots, at), leaf.kind))
-    another, _ = holding(kind)
+    another, _ = HOLDING[kind]()
     restore({"trainer": Thing(value=hold(another))}, at, encoding.decode(document, tensors), leaf.kind, in_place=False)
     assert another(1) == 3
 
 
 def test_a_variable_that_others_capture_is_passed_over_in_each_function_that_has_it() -> None:
-    code, change = holding("a variable of an outer function")
+    code, change = HOLDING["a variable of an outer function"]()
     roots = {"trainer": Thing(value=code, change=change)}
     before = take(roots)
     change()
