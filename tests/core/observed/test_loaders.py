@@ -8,6 +8,8 @@ import enum
 import functools
 import itertools
 import logging
+import mmap
+import multiprocessing
 import random
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -262,6 +264,32 @@ class Held(Dataset[Any]):
         return self.made(index)
 
 
+class Shared(Dataset[Any]):
+    """Holds numbers in memory that workers see, too."""
+
+    def __init__(self) -> None:
+        self.value, self.bare = multiprocessing.Value("d", 1.0), multiprocessing.RawValue("l", 1)
+        self.numbers = multiprocessing.Array("i", [1, 2])
+        self.tensors = {"level": torch.ones(2).share_memory_()}
+        self.array = np.frombuffer(multiprocessing.RawArray("d", 2))
+        self.file = np.ndarray(2, np.int64, mmap.mmap(-1, 16))
+
+    def harder(self) -> None:
+        self.value.value *= 1.5
+        self.bare.value += 1
+        self.numbers[1] += 2
+        self.tensors["level"] += 3
+        self.array += 4
+        self.file += 5
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> list[float]:
+        others = [self.bare.value, self.numbers[1], self.tensors["level"][1], self.array[1], self.file[1]]
+        return [index, self.value.value, *map(float, others)]
+
+
 CASES: dict[str, Callable[[], DataLoader[Any]]] = {
     "a sampler": lambda: DataLoader(Curriculum(), BATCH, sampler=Counting()),
     "a nested dataset": lambda: DataLoader(Subset(Curriculum(), range(SAMPLES)), BATCH, shuffle=True),
@@ -275,6 +303,9 @@ CASES: dict[str, Callable[[], DataLoader[Any]]] = {
     "an order of a dataset with workers": lambda: DataLoader(Ordered(), BATCH, num_workers=2),
     "what code holds": lambda: DataLoader(Held(), BATCH, shuffle=True),
     "what code holds, with workers": lambda: DataLoader(Held(), BATCH, shuffle=True, num_workers=2),
+    "what processes share": lambda: DataLoader(Shared(), BATCH, shuffle=True),
+    "what processes share, with workers": lambda: DataLoader(Shared(), BATCH, shuffle=True, num_workers=2),
+    "what kept workers share": lambda: DataLoader(Shared(), BATCH, num_workers=2, persistent_workers=True),
     "attributes set within a pass": lambda: DataLoader(Switched(), BATCH, shuffle=True),
     "generators made late": lambda: DataLoader(Late(), BATCH, shuffle=True),
     "generators made late in workers": lambda: DataLoader(Late(), BATCH, shuffle=True, num_workers=2),
@@ -336,7 +367,7 @@ def launch(case: str, position: LoaderPosition | None, ahead: int, kill_at: int)
             data.difficulty += 0.5
             data.history.append(done / 10)
             data.phase = Phase.LATER
-        if isinstance(data, Held):
+        if isinstance(data, Held | Shared):
             data.harder()
         if isinstance(data, Ordered):
             np.random.shuffle(data.order)
@@ -734,3 +765,14 @@ def test_rows_that_are_not_one_for_each_sample_are_not_compared() -> None:
     older = loader.position_between().to_tree()
     del older["rows"]
     assert track(drawn("split", 1)).other_rows(LoaderPosition.from_tree(older, SOURCE)) == []
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_workers_may_have_seen_later_is_not_expected_of_their_batches(workers: int) -> None:
+    data = Shared()
+    tracked = track(DataLoader(data, BATCH, shuffle=True, num_workers=workers))
+    for _ in itertools.islice(tracked.loader, 4):
+        data.harder()
+    tracked.look()
+    position = tracked.position(3)
+    assert (position.proof is None, position.check is None) == (workers > 0, True)

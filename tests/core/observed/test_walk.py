@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import array
 import copy
+import ctypes
 import datetime
 import decimal
 import enum
 import functools
 import itertools
 import logging
+import multiprocessing
 import random
 import signal
 import threading
 import time
+import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from typing import Any, NamedTuple
 
@@ -466,6 +469,32 @@ def test_a_variable_that_others_capture_is_passed_over_in_each_function_that_has
     found, left = take(roots).leaves, take(roots, captured=captured).leaves
     gone = {str(at) for at in found.keys() - left.keys()}
     assert gone == {"trainer.value.number", "trainer.change.number"}
+
+
+@pytest.mark.parametrize("value", [ctypes.c_double(1), (ctypes.c_int * 2)(1, 2), multiprocessing.Value("d", 1.0)])
+def test_the_numbers_of_ctypes_are_data_that_stays_where_it_is(value: Any) -> None:
+    roots = {"trainer": types.SimpleNamespace(held=[value])}
+
+    def change(number: int) -> None:
+        if isinstance(value, ctypes.Array):
+            value[1] = number
+        else:
+            value.value = number
+
+    start = take(roots)
+    change(5)
+    ((at, leaf),) = start.changed(take(roots)).items()
+    saved = copy.deepcopy(leaves.capture(paths.get(roots, at), leaf.kind))
+    change(7)
+    restore(roots, at, encoding.as_loaded(saved), leaf.kind, in_place=False)
+    assert not take(roots).changed(take(roots))
+    assert (value[1] if isinstance(value, ctypes.Array) else value.value) == 5
+
+
+@pytest.mark.parametrize("kind", [ctypes.c_void_p, ctypes.c_char_p, ctypes.POINTER(ctypes.c_int), ctypes.c_void_p * 2])
+def test_an_address_is_no_number_that_another_process_could_use(kind: Any) -> None:
+    found = take({"trainer": types.SimpleNamespace(held=kind())}).leaves.values()
+    assert {leaf.kind for leaf in found} == {LeafKind.OPAQUE}
 
 
 def test_a_method_that_an_object_has_got_of_its_own_is_named() -> None:

@@ -301,7 +301,8 @@ class FetchLog:
         prefetched = [self._recent[-each] for each in range(ahead, 0, -1)]
         ended = self.exhausted and not ahead
         start = consumed if ended else 0 if self._is_read_again else self.replay_start(consumed)
-        digest = encoding.digest_of(self._last_batch) if ahead else None
+        is_known = ahead and not self._are_told_at_once
+        digest = encoding.digest_of(self._last_batch) if is_known else None
         pool = dict(self.workers.at_start)
         for fetch in self._recent if self._has_workers else ():
             if fetch.number < start and fetch.worker is not None:
@@ -328,6 +329,11 @@ class FetchLog:
         workers = self.workers
         return self._position(self._spawn() if workers.are_kept else None, workers.between_passes(), process)
 
+    @property
+    def _are_told_at_once(self) -> bool:
+        """Whether workers see a change of the process whichever batch they are at: that batch cannot be repeated."""
+        return self._has_workers and self._content.changes_shared
+
     def _spawn(self) -> dict[str, Any] | None:
         """Return what workers started with; those that are kept do not see what the process changes on its dataset."""
         if self.workers.spawn is None or not self.workers.are_kept:
@@ -341,8 +347,11 @@ class FetchLog:
         """Restore what the workers that start now begin with, on the dataset of which they get copies."""
         assert self.workers.spawn is not None
         self._random_state.restore(self.workers.spawn)
-        restore = self._content.restore_kept if self.workers.are_kept else self._content.restore
-        restore(self.workers.spawn.get("content", []))
+        saved = self.workers.spawn.get("content", [])
+        if self.workers.are_kept:
+            self._content.restore_kept(saved)
+        else:
+            self._content.restore(saved, leaves_shared=self._has_workers)
         self.keep()
 
     def keep(self) -> None:
@@ -374,7 +383,7 @@ class FetchLog:
             plain=self.may_have_other_workers and self._watched > 0 and not self._has_drawn,
             attributes=self._changed_attributes(),
             rows=self._rows,
-            check=None if self._content.missing else self.check.kept,  # what is missing would make another batch of it
+            check=None if self._content.missing or self._are_told_at_once else self.check.kept,  # it would be another
             word_hash=word_hash(),
         )
 
@@ -402,6 +411,10 @@ class FetchLog:
     def restore_content(self, saved: list[Any]) -> None:
         """Restore what :meth:`content` returned."""
         self._attributes["content"].restore(saved)
+
+    def restore_shared(self, position: LoaderPosition) -> None:
+        """Restore what workers that start now see as it is, and not as it was when their predecessors were started."""
+        self._content.restore_shared((position.attributes or {}).get("content", []))
 
     def places(self) -> set[Any]:
         """Return where what is known to change on the loader's objects is."""

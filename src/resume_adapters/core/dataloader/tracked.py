@@ -606,6 +606,7 @@ class TrackedLoader:
             sampler.resume_at(skip, position.sampler, is_mid_pass=position.start > 0)
             # Where nothing was prefetched the sampler draws its order last, and with it come its attributes of then.
             sampler.on_resumed = lambda: self._log.restore_attributes(position) if replay.is_over else None
+        self._log.restore_shared(position)
         inner = self._start_workers(make)
         skipped = range(position.consumed - position.start)
         for _ in self._show_skipping(skipped) if self._log.is_stream and not was_sought else skipped:

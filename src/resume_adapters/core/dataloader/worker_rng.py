@@ -77,7 +77,7 @@ class WorkerInit:
             self.init(worker)
         here = get_worker_info()
         dataset = None if here is None else here.dataset
-        content = _WORKER["content"] = LoaderAttributes(content_of(dataset, self._collate))
+        content = _WORKER["content"] = LoaderAttributes(content_of(dataset, self._collate), is_copy=True)
         if self.check is not None and worker == 0:
             self._compare(dataset, content, *self.check)
         if worker in self.states:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import enum
+import mmap
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Mapping
@@ -13,7 +15,16 @@ from resume_adapters.core.state import encoding
 from resume_adapters.core.state.fingerprint import value_digest
 from resume_adapters.core.state.rng import GeneratorState, generator_of, is_generator
 from resume_adapters.core.state.stateful import fill
-from resume_adapters.core.state.untouched import ABSENT, attributes, cell_of, has_attributes, is_a, items, slots
+from resume_adapters.core.state.untouched import (
+    ABSENT,
+    attributes,
+    cell_of,
+    has_attributes,
+    is_a,
+    items,
+    numbers_in,
+    slots,
+)
 from resume_adapters.errors import NotSerialisable
 
 
@@ -169,6 +180,8 @@ def _assign(owner: Any, step: Step, value: Any) -> None:
             cell.cell_contents = value
         elif is_a(owner, types.FunctionType):
             setattr(owner, step.key, value)  # its defaults
+    elif step.kind == "memory":
+        numbers_in(owner)[...] = value
     elif step.key in slots(owner):
         slots(owner)[step.key].__set__(owner, value)
     else:
@@ -244,6 +257,17 @@ def memory_of(array: Any) -> int:
         return int(array.ctypes.data if is_a(array, np.ndarray) else array.untyped_storage().data_ptr())
     except (NotImplementedError, RuntimeError, ValueError):  # sparse, or not initialised
         return 0
+
+
+def is_shared(array: Any) -> bool:
+    """Return whether a tensor or an array is in memory that processes share, or in a file."""
+    import numpy as np
+
+    while is_a(array, np.ndarray):
+        if array.base is None:
+            return False
+        array = array.base
+    return bool(array.is_shared()) if is_array(array) else is_a(array, memoryview, mmap.mmap, ctypes.Array)
 
 
 def is_array(value: Any) -> bool:

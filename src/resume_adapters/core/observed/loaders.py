@@ -81,6 +81,7 @@ class LoaderAttributes:
         roots: the objects, by the name under which a user knows them.
         without: objects that hang on these and are not looked at.
         longest_row: numbers in a row that is captured, at most.
+        is_copy: the objects are those of a worker. What processes share is captured by the one that has started it.
 
     Attributes:
         roots: the objects, as they were given.
@@ -94,9 +95,11 @@ class LoaderAttributes:
         *,
         without: Iterable[Any] = (),
         longest_row: int = ROW_OF_CONTENT,
+        is_copy: bool = False,
     ) -> None:
         self.roots = roots
         self._subjects = _subjects(roots, longest_row, captured=without)
+        self._is_copy = is_copy
         self._start = self._walk()
         self.changing: dict[Path, tuple[LeafKind, str, bool]] = {}
         self._fresh: dict[Path, list[Any]] = {}
@@ -126,6 +129,8 @@ class LoaderAttributes:
         opened |= {path.owner for path in self._missing if self._may_hold(path)}
         for path, leaf in changed.items():
             # Of an object that has opened a file or a pool, an attribute may say so: it belongs to this launch.
+            if self._is_copy and self._is_shared(path):
+                continue
             is_plain = leaf.kind in _PLAIN and path.owner not in opened and self._is_kept(self._live(path))
             before = self._start.leaves.get(path)
             kind = before.type if before else type_name(ABSENT)
@@ -179,6 +184,16 @@ class LoaderAttributes:
     def _live(self, path: Path) -> Any:
         return paths.get(self._subjects.roots, path)
 
+    def _is_shared(self, path: Path) -> bool:
+        """Return whether what is at a path is in memory that workers share."""
+        arrays = (each() for each in self._start.leaves[path].arrays) if path in self._start.leaves else ()
+        return path.steps[-1].kind == "memory" or any(each is not None and leaves.is_shared(each) for each in arrays)
+
+    @property
+    def changes_shared(self) -> bool:
+        """Whether something changes that workers see at once, whichever batch they are at."""
+        return any(map(self._is_shared, self.changing))
+
     def _is_kept(self, value: Any) -> bool:
         return is_row(value, self._subjects.longest_row) or _count(value) <= _VALUES
 
@@ -216,7 +231,8 @@ class LoaderAttributes:
         """Copy the small values of now: some may turn out to change later, and workers that start now have these."""
         self._kept, left = {}, _OBJECTS
         for path, leaf in self._walk().leaves.items():
-            live = self._live(path) if leaf.kind is LeafKind.DATA else ABSENT
+            is_copied = leaf.kind is LeafKind.DATA and not self._is_shared(path)
+            live = self._live(path) if is_copied else ABSENT
             if live is not ABSENT and _count(live) <= min(_FEW, left):
                 self._kept[path] = copy.deepcopy(live)
                 left -= _count(live)
@@ -241,7 +257,7 @@ class LoaderAttributes:
                 continue
             entries.append(entry)
             others += [] if path in self.changing else [f"{path} {value!r} (now {live!r})"]
-        self.restore(entries)
+        self.restore(entries, leaves_shared=True)
         if others:
             logger.info("Workers that outlive a pass go on with what they were started with: %s.", ", ".join(others))
 
@@ -257,16 +273,19 @@ class LoaderAttributes:
         live = self._live(path)
         return id(live) if is_generator(live) else (id(paths.get(self.roots, path.owner)), path.steps[-1:])
 
-    def restore(self, saved: list[Any], without: Set[Any] = frozenset()) -> None:
+    def restore(self, saved: list[Any], without: Set[Any] = frozenset(), *, leaves_shared: bool = False) -> None:
         """Restore what :meth:`capture` returned, where its path leads to the same type; the rest as in a new launch.
 
         Args:
             without: the places of what others have restored, and changed since.
+            leaves_shared: leave what is in memory that workers share as it is.
         """
         roots, given = self._subjects.roots, {paths.path_of(root, steps): rest for root, steps, *rest in saved}
         given = {path: rest for path, rest in given.items() if self._place(path) not in without}
         stays = self._memory_beside(given)
         for path, (name, before, kept, value, *filled) in {**self._fresh, **given}.items():
+            if leaves_shared and self._is_shared(path):
+                continue
             live, kind, in_place = self._live(path), LeafKind(name), filled == [True]
             if value is not ABSENT:
                 value = unpacked(value) if is_packed(value) else encoding.as_loaded(value)
@@ -285,6 +304,10 @@ class LoaderAttributes:
                 leaves.remove(roots, path)
             elif value is not ABSENT:
                 leaves.restore(roots, path, value, kind, in_place=in_place, stays=stays, type_then=kept)
+
+    def restore_shared(self, saved: list[Any]) -> None:
+        """Restore only what is in memory that workers share."""
+        self.restore([entry for entry in saved if self._is_shared(paths.path_of(*entry[:2]))])
 
     def _memory_beside(self, given: Mapping[Path, Any]) -> set[int]:
         """Return where the memory of the arrays begins that stay as they are."""

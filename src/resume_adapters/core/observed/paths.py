@@ -14,6 +14,7 @@ from resume_adapters.core.state.untouched import (
     held_by_code,
     in_slots,
     is_a,
+    numbers_in,
     size,
 )
 
@@ -25,7 +26,8 @@ class Step(NamedTuple):
         kind: ``"."`` for an attribute, ``"[]"`` for an item of a container, ``"held"`` for what code holds, such as a
             variable of an outer function, ``"tensor"`` for a parameter or buffer of a module by its name there,
             ``"requires_grad"`` for whether that parameter is trained, ``"grad"`` for the gradient of a tensor,
-            ``"mode"`` for whether a module in it is in the same mode of training.
+            ``"mode"`` for whether a module in it is in the same mode of training, ``"memory"`` for the numbers of an
+            object of ``ctypes``.
         key: the name, key or index.
     """
 
@@ -91,6 +93,9 @@ def _follow(owner: Any, step: Step) -> Any:
         return ABSENT if child is None else attributes(child).get("training") == attributes(owner).get("training")
     if step.kind == "held":
         return held_by_code(owner).get(step.key, ABSENT)
+    if step.kind == "memory":
+        numbers = numbers_in(owner)
+        return ABSENT if numbers is None else numbers
     if step.kind == "grad":
         gradient = getattr(owner, "grad", None)
         return ABSENT if gradient is None else gradient

@@ -42,6 +42,7 @@ from resume_adapters.core.state.untouched import (
     in_slots,
     is_a,
     items,
+    numbers_in,
     size,
 )
 from resume_adapters.errors import NotSerialisable
@@ -277,6 +278,8 @@ class _Walk:
 
     def _visit(self, path: Path, value: Any, owner: Any, depth: int, holder: Any) -> None:
         self._left -= 1
+        if (numbers := numbers_in(value)) is not None:
+            path, value, owner = path.to("memory", "value"), numbers, value
         if self._is_ignored(path) or (is_a(owner, types.FunctionType) and self._is_captured_of(owner, path.steps[-1])):
             return
         if is_a(value, *CODE, *HOLDING):
@@ -341,7 +344,8 @@ class _Walk:
             return False
         home = type(value).__module__
         # The generators of torch are of ``torch._C``.
-        return home.startswith(self._subjects.foreign) or (home.startswith(_FOREIGN) and not is_generator(value))
+        is_state = is_generator(value) or home == "multiprocessing.sharedctypes"
+        return home.startswith(self._subjects.foreign) or (home.startswith(_FOREIGN) and not is_state)
 
     def _add(self, path: Path, kind: LeafKind, value: Any, digest: Any, arrays: Sequence[Any] = ()) -> None:
         self._census.leaves[path] = Leaf(kind, type_name(value), digest, tuple(map(weakref.ref, arrays)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import types
 from collections import deque
@@ -73,6 +74,17 @@ def size(value: Any) -> int:
 def items(value: Any) -> list[Any]:
     """Return the items of a container; of a dict, its keys."""
     return list(container(value).__iter__(value))
+
+
+def numbers_in(value: Any) -> Any:
+    """Return the memory of a number of ``ctypes``, or of an array of them, as an array; ``None`` for anything else."""
+    import numpy as np
+
+    if not is_a(value, ctypes.Array, ctypes._SimpleCData):
+        return None
+    memory = memoryview(value)
+    is_numbers = memory.nbytes > 0 and memory.format.strip("<>") in tuple("?bBhHiIlLqQfd")  # and no pointers
+    return np.frombuffer(value, np.uint8) if is_numbers else None
 
 
 HOLDING = (types.FunctionType, types.MethodType, types.BuiltinMethodType, functools.partial)
