@@ -767,6 +767,38 @@ def test_rows_that_are_not_one_for_each_sample_are_not_compared() -> None:
     assert track(drawn("split", 1)).other_rows(LoaderPosition.from_tree(older, SOURCE)) == []
 
 
+class Trainer:
+    """Trains by itself, and makes batches by a method of its own."""
+
+    def __init__(self, way: str) -> None:
+        self.model = torch.nn.Linear(1, 1)
+        self.optimizer = torch.optim.Adam(self.model.parameters())
+        self.steps, self.average = 0, StaticState({"weight": torch.zeros(1)})
+        collate = {
+            "a method": self.collate,
+            "an argument": functools.partial(Trainer.collate, self),
+            "an outer variable": lambda rows: self.collate(rows),
+        }[way]
+        self.loader = DataLoader(torch.arange(8.0).unsqueeze(1), 2, collate_fn=collate)  # type: ignore[arg-type]
+
+    def collate(self, rows: list[Any]) -> torch.Tensor:
+        return torch.stack(rows)
+
+
+@pytest.mark.parametrize("way", ["a method", "an argument", "an outer variable"])
+def test_what_trains_is_no_part_of_the_data_though_a_method_of_it_makes_the_batches(way: str) -> None:
+    trainer = Trainer(way)
+    tracked = track(trainer.loader)
+    for batch in trainer.loader:
+        trainer.optimizer.zero_grad()
+        trainer.model(batch).mean().backward()
+        trainer.optimizer.step()
+        trainer.steps += 1
+        trainer.average = StaticState({"weight": torch.full((1,), float(trainer.steps))})
+    tracked.look()
+    assert tracked.position_between().attributes is None and not tracked.missing
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_workers_may_have_seen_later_is_not_expected_of_their_batches(workers: int) -> None:
     data = Shared()

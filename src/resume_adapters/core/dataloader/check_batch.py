@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from resume_adapters.core.observed.loaders import WITH_CHANGES, require_changes
-from resume_adapters.core.observed.walk import is_trained
+from resume_adapters.core.observed.walk import TRAINERS, is_trained
 from resume_adapters.core.state import encoding, rng
 from resume_adapters.core.state.records import Record, Tried
 from resume_adapters.errors import NotRestored
@@ -25,10 +25,7 @@ _DEPTH = 3
 _MEMBERS = 20
 """Members of a list that are looked at: of datasets that one joins, of transforms that one composes."""
 
-_CHANGING = (
-    *("accelerate.", "deepspeed.", "lightning.", "pytorch_lightning.", "transformers.trainer"),
-    *("ctypes", "multiprocessing."),
-)
+_CHANGING = (*TRAINERS, "ctypes", "multiprocessing.")
 """Libraries whose objects change as the training goes on, and those of values that processes share."""
 
 _NAMED = 5

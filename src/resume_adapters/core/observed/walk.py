@@ -289,7 +289,7 @@ class _Walk:
             if is_a(value, *HOLDING) and not home.startswith((*self._subjects.foreign, *_FOREIGN)):
                 self._enter(path, value, depth, value)
             return
-        if self._is_passed_over(value):
+        if self._is_passed_over(value) or (self._subjects.enters_data and _is_in_code(path) and _trains(value)):
             return
         kind = container(value)
         is_short_row = is_row(value, self._subjects.longest_row)
@@ -392,6 +392,9 @@ class _Walk:
         """Return whether keys of a dict are identities of what is trained: those of another process are others."""
         return not self._known.isdisjoint(key for key in dict.keys(held) if type(key) is int)
 
+
+TRAINERS = ("accelerate.", "deepspeed.", "lightning.", "pytorch_lightning.", "transformers.trainer")
+"""Libraries whose objects change as the training goes on."""
 
 PLAIN = frozenset((bool, int, float, str, bytes))
 """Types of numbers and words."""
@@ -572,6 +575,22 @@ def _parameters(module: Any) -> list[str]:
 def is_trained(value: Any) -> bool:
     """Return whether a value is a module with parameters: a collate function may hold the model."""
     return is_module(value) and any(_parameters(each) for _, each in submodules(value))
+
+
+def _is_in_code(path: Path) -> bool:
+    return any(step.kind == "held" for step in path.steps)
+
+
+def _trains(value: Any) -> bool:
+    """Return whether a value trains, or holds what does: a method of it, such as a collate function, is not data."""
+    from torch.optim import Optimizer
+    from torch.utils.data import DataLoader
+
+    held = [value, *attributes(value).values()]
+    return any(
+        is_a(each, DataLoader, Optimizer) or is_trained(each) or type(each).__module__.startswith(TRAINERS)
+        for each in held
+    )
 
 
 def has_state(value: Any) -> bool:
