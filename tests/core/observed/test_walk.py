@@ -11,6 +11,7 @@ import enum
 import functools
 import itertools
 import logging
+import mmap
 import multiprocessing
 import random
 import signal
@@ -495,6 +496,21 @@ def test_the_numbers_of_ctypes_are_data_that_stays_where_it_is(value: Any) -> No
 def test_an_address_is_no_number_that_another_process_could_use(kind: Any) -> None:
     found = take({"trainer": types.SimpleNamespace(held=kind())}).leaves.values()
     assert {leaf.kind for leaf in found} == {LeafKind.OPAQUE}
+
+
+SHARED = [
+    torch.ones(2).share_memory_(), torch.ones(2).share_memory_().numpy()[1:], np.ndarray(1, np.int8, mmap.mmap(-1, 1)),
+    np.frombuffer(multiprocessing.RawArray("d", 2)),
+]  # fmt: skip
+OWN = [
+    torch.ones(2), torch.ones(2).numpy(), np.ones(2)[1:], np.frombuffer(b"ab"[:0] + bytes(8)), torch.eye(2).to_sparse(),
+    torch.empty(2, device="meta"), torch.nn.UninitializedBuffer(), torch.eye(2).to_sparse_csr(),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("array", "is_shared"), [*((each, True) for each in SHARED), *((each, False) for each in OWN)])
+def test_memory_that_processes_share_is_known_whatever_tensor_has_it(array: Any, is_shared: bool) -> None:
+    assert leaves.is_shared(array) == is_shared
 
 
 def test_a_method_that_an_object_has_got_of_its_own_is_named() -> None:

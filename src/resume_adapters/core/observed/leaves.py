@@ -267,7 +267,9 @@ def is_shared(array: Any) -> bool:
         if array.base is None:
             return False
         array = array.base
-    return bool(array.is_shared()) if is_array(array) else is_a(array, memoryview, mmap.mmap, ctypes.Array)
+    if is_array(array):
+        return memory_of(array) > 0 and bool(array.is_shared())
+    return is_a(array, memoryview, mmap.mmap, ctypes.Array)
 
 
 def is_array(value: Any) -> bool:
