@@ -767,6 +767,20 @@ def test_rows_that_are_not_one_for_each_sample_are_not_compared() -> None:
     assert track(drawn("split", 1)).other_rows(LoaderPosition.from_tree(older, SOURCE)) == []
 
 
+def test_numbers_of_another_length_are_said_and_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    def looked_at(numbers: list[int]) -> tuple[Any, LoaderAttributes]:
+        made = types.SimpleNamespace(numbers=multiprocessing.RawArray("i", numbers))
+        return made.numbers, LoaderAttributes({"dataset": made})
+
+    former, attributes = looked_at([1, 2])
+    former[1] = 5
+    attributes.look()
+    here, others = looked_at([1, 2, 3])
+    others.restore(attributes.capture())
+    assert [*here] == [1, 2, 3]
+    assert "Not restored: dataset.numbers (" in caplog.text
+
+
 class Trainer:
     """Trains by itself, and makes batches by a method of its own."""
 

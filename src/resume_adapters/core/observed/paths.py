@@ -28,7 +28,7 @@ class Step(NamedTuple):
             ``"requires_grad"`` for whether that parameter is trained, ``"grad"`` for the gradient of a tensor,
             ``"mode"`` for whether a module in it is in the same mode of training, ``"memory"`` for the numbers of an
             object of ``ctypes``.
-        key: the name, key or index.
+        key: the name, key or index; of memory, how many bytes it has.
     """
 
     kind: str
@@ -69,6 +69,8 @@ def path_of(root: str, steps: Iterable[Sequence[Any]]) -> Path:
 
 
 def _shown(step: Step) -> str:
+    if step.kind == "memory":
+        return ""
     if step.kind == "[]":
         return f"[{step.key!r}]"
     return f".{step.key}" + {"requires_grad": ".requires_grad", "mode": ".training"}.get(step.kind, "")
@@ -95,7 +97,7 @@ def _follow(owner: Any, step: Step) -> Any:
         return held_by_code(owner).get(step.key, ABSENT)
     if step.kind == "memory":
         numbers = numbers_in(owner)
-        return ABSENT if numbers is None else numbers
+        return ABSENT if numbers is None or len(numbers) != step.key else numbers
     if step.kind == "grad":
         gradient = getattr(owner, "grad", None)
         return ABSENT if gradient is None else gradient

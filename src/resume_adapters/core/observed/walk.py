@@ -279,7 +279,7 @@ class _Walk:
     def _visit(self, path: Path, value: Any, owner: Any, depth: int, holder: Any) -> None:
         self._left -= 1
         if (numbers := numbers_in(value)) is not None:
-            path, value, owner = path.to("memory", "value"), numbers, value
+            path, value, owner = path.to("memory", len(numbers)), numbers, value
         if self._is_ignored(path) or (is_a(owner, types.FunctionType) and self._is_captured_of(owner, path.steps[-1])):
             return
         if is_a(value, *CODE, *HOLDING):
@@ -289,7 +289,7 @@ class _Walk:
             if is_a(value, *HOLDING) and not home.startswith((*self._subjects.foreign, *_FOREIGN)):
                 self._enter(path, value, depth, value)
             return
-        if self._is_passed_over(value) or (self._subjects.enters_data and _is_in_code(path) and _trains(value)):
+        if self._is_passed_over(value) or (self._subjects.enters_data and _is_of_trainer(path, value)):
             return
         kind = container(value)
         is_short_row = is_row(value, self._subjects.longest_row)
@@ -577,17 +577,13 @@ def is_trained(value: Any) -> bool:
     return is_module(value) and any(_parameters(each) for _, each in submodules(value))
 
 
-def _is_in_code(path: Path) -> bool:
-    return any(step.kind == "held" for step in path.steps)
-
-
-def _trains(value: Any) -> bool:
-    """Return whether a value trains, or holds what does: a method of it, such as a collate function, is not data."""
+def _is_of_trainer(path: Path, value: Any) -> bool:
+    """Return whether only code leads to a value that trains, or holds what does: it is no part of the data."""
     from torch.optim import Optimizer
     from torch.utils.data import DataLoader
 
     held = [value, *attributes(value).values()]
-    return any(
+    return any(step.kind == "held" for step in path.steps) and any(
         is_a(each, DataLoader, Optimizer) or is_trained(each) or type(each).__module__.startswith(TRAINERS)
         for each in held
     )
