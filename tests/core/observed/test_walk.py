@@ -503,7 +503,7 @@ SHARED = [
     np.frombuffer(multiprocessing.RawArray("d", 2)),
 ]  # fmt: skip
 OWN = [
-    torch.ones(2), torch.ones(2).numpy(), np.ones(2)[1:], np.frombuffer(b"ab"[:0] + bytes(8)), torch.eye(2).to_sparse(),
+    torch.ones(2), torch.ones(2).numpy(), np.ones(2)[1:], np.frombuffer(bytes(8)), torch.eye(2).to_sparse(),
     torch.empty(2, device="meta"), torch.nn.UninitializedBuffer(), torch.eye(2).to_sparse_csr(),
 ]  # fmt: skip
 

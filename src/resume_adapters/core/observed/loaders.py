@@ -128,9 +128,9 @@ class LoaderAttributes:
         opened = {path.owner for path, leaf in changed.items() if leaf.kind is LeafKind.OPAQUE and self._may_hold(path)}
         opened |= {path.owner for path in self._missing if self._may_hold(path)}
         for path, leaf in changed.items():
-            # Of an object that has opened a file or a pool, an attribute may say so: it belongs to this launch.
             if self._is_copy and self._is_shared(path):
                 continue
+            # Of an object that has opened a file or a pool, an attribute may say so: it belongs to this launch.
             is_plain = leaf.kind in _PLAIN and path.owner not in opened and self._is_kept(self._live(path))
             before = self._start.leaves.get(path)
             kind = before.type if before else type_name(ABSENT)

@@ -582,10 +582,11 @@ def _is_of_trainer(path: Path, value: Any) -> bool:
     from torch.optim import Optimizer
     from torch.utils.data import DataLoader
 
-    held = [value, *attributes(value).values()]
-    return any(step.kind == "held" for step in path.steps) and any(
+    if all(step.kind != "held" for step in path.steps):
+        return False
+    return any(
         is_a(each, DataLoader, Optimizer) or is_trained(each) or type(each).__module__.startswith(TRAINERS)
-        for each in held
+        for each in (value, *attributes(value).values())
     )
 
 
